@@ -23,9 +23,8 @@ from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import signatures, softmax
-from factorcell.nn.kernels.signature import Signature
 from factorcell.nn.packing import PackedModel
 from factorcell.options.option_fields import RecurrentOptions
 from factorcell.runs.run import Run
@@ -113,8 +112,8 @@ def typing_and_search() -> tuple[Callable[[], object], Callable[[], object]]:
     with torch.inference_mode():
         typed = engine.read_prefix(engine.begin(corpus.context(np.zeros(1, np.int64))), run.tokenizer.encode("ab"))
     ids, more = typed.ids, run.tokenizer.encode("c")
-    requests = [SearchRequest(typed, 10, 5, lambda ids: ids or None)]
-    return lambda: engine.read_prefix(typed, [*ids, *more]), lambda: engine.search(requests, 0.02, 1)
+    request = SearchRequest(typed, 10, 5, lambda ids: ids or None)
+    return lambda: engine.read_prefix(typed, [*ids, *more]), lambda: engine.search(request, 0.02)
 
 
 def main() -> None:
@@ -138,7 +137,7 @@ def main() -> None:
     }
     clock = Clock()
     for signature in vars(signatures).values():
-        if isinstance(signature, Signature):
+        if isinstance(signature, signatures.Signature):
             for method in ("sizes", "checked_addresses", "checked_arguments"):
                 clock.watch(signature, method)
     print("| work | milliseconds | checks, microseconds | share |\n|---|---:|---:|---:|")

@@ -20,6 +20,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -156,8 +157,8 @@ class Bench:
         if name == BEAM:
             prefix = typed[PLAIN]
             return beam(self.run.model, prefix, K + 1, self.max_tokens - len(prefix.ids))
-        results: list[SearchResult] = self.engines[name].search([self.request(typed[name])], None, 1)
-        return results[0]
+        result: SearchResult = self.engines[name].search(self.request(typed[name]))
+        return result
 
     def throughput(self, name: str, states_of_prefixes: list[dict[str, Any]], threads: int) -> float:
         """Return the completions per second (wall-clock) for 32 requests at once: the median over such groups."""
@@ -165,7 +166,8 @@ class Bench:
         for start in range(0, len(states_of_prefixes) - USERS + 1, USERS):
             requests = [self.request(typed[name]) for typed in states_of_prefixes[start : start + USERS]]
             begin = time.perf_counter()
-            self.engines[name].search(requests, None, threads)
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(self.engines[name].search, requests))
             rates.append(USERS / (time.perf_counter() - begin))
         return statistics.median(rates) if rates else float("nan")
 

@@ -24,11 +24,10 @@ from factorcell.config import PRECISIONS
 from factorcell.generation.generate import (
     GenerationOptions,
     category_values,
-    condition_contexts,
-    corpus_of_contexts,
     generate,
+    new_task,
 )
-from factorcell.generation.sampling import MAX_TEXTS_PER_STEP
+from factorcell.generation.writing import MAX_TEXTS_PER_STEP, Constraints
 from factorcell.nn.kernels import library
 from factorcell.runs.run import Run
 
@@ -77,8 +76,8 @@ class Bench:
     def steps(self, count: int) -> None:
         """Run `count` steps of the model and nothing else."""
         with self.run.scoring():
-            corpus = corpus_of_contexts(self.run, self.contexts)
-            conditioning, _ = condition_contexts(self.run, corpus, range(len(corpus)))
+            corpus = self.run.read([""] * len(self.contexts), self.contexts)
+            conditioning = new_task(self.run, corpus, range(len(corpus)), Constraints()).conditioning
             conditioning = conditioning.select(torch.arange(MAX_TEXTS_PER_STEP) % len(self.contexts))
             token, states = torch.randint(3, len(self.run.tokenizer), (MAX_TEXTS_PER_STEP,)), None
             self.rows, begin = 0, time.perf_counter()

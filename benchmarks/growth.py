@@ -55,7 +55,7 @@ from factorcell.reports import charts
 from factorcell.runs.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from factorcell.training import rules
 from factorcell.training.trainer import Trainer
 
@@ -160,7 +160,7 @@ def serve(axis: str, size: int, folder: Path) -> Figures:
         def complete() -> None:
             typed = completer.type_text(completer.begin(None, context), text[:5])
             request = SearchRequest(typed.prefix_state, 100, 100)
-            (result,) = completer.engine.search([request], max_expanded=HYPOTHESES)
+            result = completer.engine.search(request, max_expanded=HYPOTHESES)
             assert result.expanded_count == HYPOTHESES
 
         works["completion"] = complete

@@ -48,32 +48,35 @@ FAULTS = [
         "ngram/count_models.py", "np.minimum(counts.counts, 3)]", "np.minimum(counts.counts, 2)]", "nn/test_mixture.py"
     ),
     Fault("evaluation/bayes_rule.py", "BINS = 15 ", "BINS = 14 ", "evaluation"),
-    Fault("evaluation/point_classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
+    Fault("evaluation/classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
     Fault(
-        "evaluation/statistics.py", "hypot(end - interval.point, half_width)", "hypot(end, half_width)", "evaluation"
+        "evaluation/text_figures.py", "hypot(end - interval.point, half_width)", "hypot(end, half_width)", "evaluation"
     ),
-    Fault("evaluation/statistics.py", "len(values) - 1 for values", "len(values) for values", "evaluation"),
+    Fault("evaluation/text_figures.py", "len(values) - 1 for values", "len(values) for values", "evaluation"),
     Fault("bootstrap.py", "QUANTILES = (0.025, 0.975)", "QUANTILES = (0.05, 0.95)", "test_bootstrap.py"),
     Fault("completion/online.py", "(1 - DECAY) * change**2", "(1 - DECAY) * change", "completion/test_online.py"),
     Fault("completion/online.py", "self.max_vector_norm / norm)", "self.max_vector_norm)", "completion/test_online.py"),
-    Fault("completion/blend.py", "self.probability < threshold", "self.probability <= threshold", "completion"),
+    Fault("completion/blend.py", "self.entered < threshold", "self.entered <= threshold", "completion"),
     Fault("completion/blend.py", '"own last": LESS', '"own last": MORE', "completion"),
-    Fault("completion/typos.py", "parent_band.previous_distances + 1", "parent_band.previous_distances", "completion"),
     Fault(
-        "completion/replay/streams.py", "selection_hash % self.every", "length_hash % self.every", "completion/replay"
+        "completion/typos.py",
+        "before.previous_distances[:, :-2] + 1",
+        "before.previous_distances[:, :-2]",
+        "completion",
     ),
+    Fault("completion/replay.py", "selection_hash % every", "length_hash % every", "completion/test_replay.py"),
     Fault(
         "completion/search.py",
-        "worst_score, _, _ = self.finished[0]",
-        "worst_score, _, _ = self.finished[-1]",
+        "self.min_score = ranked[0].log_probability",
+        "self.min_score = ranked[-1].log_probability",
         "completion",
     ),
     Fault("data/corpus.py", "shift: int = 29", "shift: int = 28", "data"),
-    Fault("generation/choosing.py", "tokens.shape[1] - n + 1\n", "tokens.shape[1] - n\n", "generation"),
+    Fault("generation/writing.py", "tokens.shape[1] - n + 1\n", "tokens.shape[1] - n\n", "generation"),
     Fault("service/changes.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
     Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service"),
     Fault(
-        "hf/context_reading.py",
+        "hf/contexts.py",
         "categories.clamp(min=0)",
         "categories",
         "nn/test_context_inputs.py nn/test_context_model.py nn/test_spelling.py",

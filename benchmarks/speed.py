@@ -39,7 +39,7 @@ from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variabl
 from factorcell.data.corpus import Corpus, target_frequencies
 from factorcell.data.tokenizers.tokenizer import END, SPECIAL_TOKENS, START, WordTokenizer
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library as kernels
 from factorcell.nn.kernels import softmax
 from factorcell.nn.output import Proposal

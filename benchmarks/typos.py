@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 import torch
 
 from factorcell import Completer, Run
-from factorcell.completion import Popularity, TypoTolerantLookup
-from factorcell.completion.suggestions import Suggestion
-from factorcell.completion.typos import TypoCosts
+from factorcell.completion import Popularity, TypoTolerantLookup, typos
+from factorcell.completion.popularity import Suggestion
 
 LETTERS = "etaoinsrhldcumfpgwybvk "
 SHORTEST, LONGEST = 8, 40  # minimum length of a prefix and maximum length of a text, in letters
@@ -82,18 +81,18 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--costs", type=float, nargs="+", default=[TypoCosts().cost])
+    parser.add_argument("--costs", type=float, nargs="+", default=[typos.TYPO_COST])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     run = Run.open(arguments.run)
     texts = cases(run, arguments.table, arguments.count, arguments.seed)
     methods = [
-        ("model", TypoCosts(0)),
-        *((f"model, {cost:g} nats per typing error", TypoCosts(2, cost)) for cost in arguments.costs),
+        ("model", 0, typos.TYPO_COST),
+        *((f"model, {cost:g} nats per typing error", 2, cost) for cost in arguments.costs),
     ]
-    for name, typos in methods:
-        completer = Completer(run, unknown="group", typos=typos)
+    for name, max_typos, typos.TYPO_COST in methods:
+        completer = Completer(run, unknown="group", typos=max_typos)
         for with_typo in (False, True):
             measure(
                 name, lambda prefix, row, c=completer: c.complete(prefix, context=row, k=arguments.k), texts, with_typo

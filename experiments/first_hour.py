@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 
 import corpora
 from factorcell import bootstrap
-from factorcell.completion.replay.streams import PrefixDraw, System, read_streams, replay
-from factorcell.completion.replay.systems import open_systems
-from factorcell.completion.suggestions import Suggestion
+from factorcell.completion.online import Learner, User
+from factorcell.completion.popularity import History, Suggestion
+from factorcell.completion.replay import System, open_systems, read_streams, replay
 from factorcell.data.text_folds import same_text
 from factorcell.io import files
-from factorcell.runs.run import read_config
+from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from made_logs import LOGS
+from replays import nats_of_completed_texts
 
 QUERIES = 1200  # about the number of texts of the test users that are completed
 ROWS_PER_USER = 40
@@ -76,36 +77,37 @@ def replay_users(tables: dict[str, Path], folder: Path) -> list[Row]:
     path = folder / "rows.jsonl"
     if path.exists():
         return files.read_rows(path)
-    config = read_config(folder / "adapted")
-    read = partial(read_streams, tables["test"], config, time_column="time", max_rows_per_user=ROWS_PER_USER)
-    every = max(1, round(sum(len(stream.judged_prefixes) for stream in read()) / QUERIES))
-    streams = read(draw=PrefixDraw(every))
-    items = [name if name != "unadapted" else f"unadapted={folder / 'unadapted'}" for name in SYSTEMS]
-    systems = open_systems(folder / "adapted", items, unknown="group")
-    systems["blend"] = blend = Recorded(systems["blend"])
-    rows = list(replay(systems, streams, path.with_suffix(".partial"), text_column="text"))
-    first_texts = iter(blend.first_texts)
-    rows = [{**row, "first": next(first_texts)} if row["system"] == "blend" else row for row in rows]
+    run, unadapted = Run.open(folder / "adapted"), Run.open(folder / "unadapted")
+    read = partial(read_streams, tables["test"], run.config, max_rows_per_user=ROWS_PER_USER)
+    completed_texts = sum(prefix is not None for stream in read() for prefix in stream.prefixes)
+    streams = read(every=max(1, round(completed_texts / QUERIES)))
+    systems = open_systems(run, SYSTEMS[:-1], unknown="group")
+    systems["unadapted"] = open_systems(unadapted, ["plain"], unknown="group")["plain"]
+    systems["blend"], first_texts = with_first_texts(systems["blend"])
+    nats = {
+        "plain": nats_of_completed_texts(run, streams, unknown="group", learns=False),
+        "online": nats_of_completed_texts(run, streams, unknown="group"),
+        "unadapted": nats_of_completed_texts(unadapted, streams, unknown="group"),
+    }
+    rows = list[Row]()
+    for row in replay(systems, streams, "text", Learner(run, unknown="group")):
+        no_nats: tuple[None, None] = (None, None)
+        row["nats"], row["targets"] = nats.get(row["system"], {}).get((row["user"], row["position"]), no_nats)
+        rows.append({**row, "first": first_texts[-1]} if row["system"] == "blend" else row)
     files.write_rows(path, rows)
     return rows
 
 
-class Recorded(System):
-    """A system whose first suggestions are recorded in the order of the calls."""
+def with_first_texts(system: System) -> tuple[System, list[str | None]]:
+    """Return a system, and a list to which each call of it appends the first suggestion, or None."""
+    first_texts = list[str | None]()
 
-    def __init__(self, system: System) -> None:
-        self.system, self.first_texts = system, list[str | None]()
-
-    def start(self, user: str) -> Any:
-        return self.system.start(user)
-
-    def learn(self, state: Any, row: Mapping[str, Any]) -> Any:
-        return self.system.learn(state, row)
-
-    def suggest(self, state: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        suggestions = self.system.suggest(state, prefix, row, k)
-        self.first_texts.append(suggestions[0].text if suggestions else None)
+    def suggest(prefix: str, row: Mapping[str, Any], history: History, user: User | None) -> Sequence[Suggestion]:
+        suggestions = system(prefix, row, history, user)
+        first_texts.append(suggestions[0].text if suggestions else None)
         return suggestions
+
+    return suggest, first_texts
 
 
 def entered_texts(tables: dict[str, Path], lowercase: bool = True) -> set[str]:

@@ -38,8 +38,8 @@ from scipy import stats
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, distinguishes_users
-from factorcell.completion.popularity import Popularity
-from factorcell.completion.suggestions import Suggestion
+from factorcell.completion.popularity import Popularity, Suggestion
+from factorcell.completion.replay import model_system
 from factorcell.data.counts import POPULARITY
 from factorcell.evaluation import perplexity
 from factorcell.io.progress import progress_bar
@@ -199,8 +199,8 @@ def _suggestions(run: Run, texts: Sequence[str]) -> list[Row]:
         popularity = Popularity.from_run(run)
         sources["popularity"] = lambda prefix: popularity.complete(prefix, SUGGESTIONS)
         if user is not None:
-            blend = Blend(completer, popularity)
-            sources["blend"] = lambda prefix: blend.complete(prefix, user, k=SUGGESTIONS) if blend.fits(prefix) else []
+            blend = model_system(Blend(run, popularity, unknown="group"))
+            sources["blend"] = lambda prefix: blend(prefix, {}, user.history, user)
     prefixes = [text[: (len(text) + 1) // 2] for text in texts]
     return [
         {name: text in [item.text for item in suggest(prefix)] for name, suggest in sources.items()}

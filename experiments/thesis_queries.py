@@ -21,18 +21,24 @@ import tacl_baselines
 from commits import first_per_user
 from corpora import Tables
 from factorcell.completion.blend import Blend, BlendWeights, save_settings
-from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule, distinguishes_users
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.streams import PrefixDraw, Stream, System, find_seen_prefixes, read_streams, replay
-from factorcell.completion.replay.systems import MostPopular, Personalised, Unpersonalised, UserHistory
-from factorcell.completion.replay.tuning import candidate_lists, try_rates
+from factorcell.completion.replay import (
+    Stream,
+    System,
+    model_system,
+    open_systems,
+    popular_texts_system,
+    read_streams,
+    replay,
+)
+from factorcell.completion.tuning import candidate_lists
 from factorcell.config import Config
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.evaluation.text_figures import Figures, TextSums
-from factorcell.io import files
 from factorcell.runs.run import Run
 from figures import LENGTHS, TEXTS_SEEN
+from replays import find_seen_prefixes, nats_of_completed_texts, try_rates
 from study import ROWS, Experiment, Measurement, Options, Row, Training
 from tacl_baselines import ngram_row
 
@@ -90,16 +96,16 @@ def replay_test_users(
 ) -> tuple[Row, list[Stream], dict[str, list[Row]]]:
     """Replay one of `every` texts of the test users; return figures, streams and the rows of each system."""
     config = run.config
-    streams = read_streams(tables["test"], config, max_rows_per_user=TEST_TEXTS_PER_USER, draw=PrefixDraw(every))
+    streams = read_streams(tables["test"], config, max_rows_per_user=TEST_TEXTS_PER_USER, every=every)
     row, systems = build_systems(run, tables, rules, with_blend)
-    path = run.folder.with_name(f"{run.folder.name}-replay.jsonl")
     known = find_seen_prefixes(streams, tables["train"], config)
-    for _ in replay(systems, streams, path, text_column=config.data.text, seen_prefixes=known):
-        pass
-    rows_by_system = {
-        name: [replay_row for replay_row in files.read_rows(path) if replay_row["system"] == name] for name in systems
-    }
-    nats, targets = (sum(replay_row[key] for replay_row in rows_by_system["mrr"]) for key in ("nats", "targets"))
+    prefixes = {(stream.user, place): prefix for stream in streams for place, prefix in enumerate(stream.prefixes)}
+    learner = Learner(run) if distinguishes_users(run) else None
+    rows_by_system: dict[str, list[Row]] = {name: [] for name in systems}
+    for replay_row in replay(systems, streams, config.data.text, learner):
+        replay_row["seen"] = prefixes[replay_row["user"], replay_row["position"]] in known
+        rows_by_system[replay_row["system"]].append(replay_row)
+    nats, targets = (sum(values) for values in zip(*nats_of_completed_texts(run, streams).values(), strict=True))
     return {**row, "perplexity_online": float(np.exp(nats / targets))}, streams, rows_by_system
 
 
@@ -112,9 +118,9 @@ def popular_texts(run: Run) -> Popularity:
 
 def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bool) -> tuple[Row, dict[str, System]]:
     """Return the systems to replay, and figures of the online learning rules; the best rate on dev is used."""
-    completer = Completer(run, unknown="group")
     if not distinguishes_users(run):
-        return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(popular_texts(run))}
+        plain = open_systems(run, ["plain"], unknown="group")["plain"]
+        return {}, {"mrr": plain, "mpc": popular_texts_system(popular_texts(run))}
     streams = read_streams(tables["dev"], run.config, max_rows_per_user=DEV_TEXTS_PER_USER)
     best: dict[str, Row] = {}
     for name in rules:
@@ -124,13 +130,13 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
     rate, (optimizer, max_norm) = float(best[PAPER_RULE]["rate"]), RULES[PAPER_RULE]
     save_settings(run, LearningRule(optimizer, rate, max_norm), BlendWeights.load(run.folder))
     perplexities = {f"dev_{name}": float(tried_row["perplexity"]) for name, tried_row in best.items()}
-    systems: dict[str, System] = {"mrr": Personalised(run, completer)}
+    opened = open_systems(run, ["online", "history"], unknown="group")
+    systems: dict[str, System] = {"mrr": opened["online"]}
     if with_blend:
-        popularity = popular_texts(run)
-        examples = chain.from_iterable(candidate_lists(completer, Learner(run), popularity, streams))
-        weights = BlendWeights.fit(list(examples))
-        systems["history"] = UserHistory(run.config.data.text)
-        systems["blend"] = Personalised(run, Blend(completer, popularity, weights))
+        blend = Blend(run, popular_texts(run), unknown="group")
+        examples = chain.from_iterable(candidate_lists(blend, Learner(run), streams))
+        systems["history"] = opened["history"]
+        systems["blend"] = model_system(Blend(run, blend.popularity, BlendWeights.fit(list(examples)), unknown="group"))
     return {"online_rate": rate, **perplexities}, systems
 
 

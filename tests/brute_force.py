@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from factorcell.data.tokenizers.tokenizer import END, START
-from factorcell.generation.choosing import Constraints
+from factorcell.generation.writing import Constraints
 from factorcell.nn.language_model import Conditioning
 from factorcell.runs.run import Run
 

@@ -11,7 +11,7 @@ from factorcell.data.cache import prepare
 from factorcell.io import files, input_files
 from factorcell.ngram import mixture, ngram
 from factorcell.ngram.ngram import NGram
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.small_runs import ROWS, make_run
 
 NGRAM = "the folder of an n-gram model, which evaluate, rescore, mix and report accept"
@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "evaluate RUN table.jsonl": (RUN, ("ngram", "mixture")),
     "rescore RUN lists.jsonl": (RUN, ("ngram",)),
     "mix RUN --dev table.jsonl --out new": (RUN, ("ngram", "mixture")),
-    "replay RUN table.jsonl --out new --user city": ("a run folder or a folder of runs", ("study",)),
+    "replay RUN table.jsonl --out new --user city": (RUN, ()),
     "report RUN --out new.html": (RUNS_EXPECTED, ("ngram", "study")),
     "users migrate RUN --store sqlite:///users.db": (RUN, ()),
     "serve RUN --port 0 --store sqlite:///users.db": (RUN, ()),

@@ -12,8 +12,6 @@ import pytest
 
 import factorcell
 from factorcell import Completer, Learner, Run, UserError, evaluate, generate
-from factorcell.completion.replay.streams import Stream, replay
-from factorcell.completion.replay.tuning import try_rates
 from factorcell.generation import GenerationOptions, stream
 from factorcell.runs.training_state import CHECKPOINT
 from factorcell.training import finetune, mix, train
@@ -107,12 +105,10 @@ def test_the_policy_for_unknown_values_is_checked_at_the_call(unknown: Any, tmp_
     rows = [{"text": text, "user": user} for text in ("abc", "cab") for user in "AB"]
     letters = {"user": "user", "tokenizer": "char", "min_user_count": 1}
     run = make_run(tmp_path / "run", (), letters, rows)
-    streams = [Stream("A", ({"text": "a longer text"},), (None,))]
     missing = tmp_path / "missing.csv"
     calls: list[Callable[[], Any]] = [
         lambda: Learner(run, unknown=unknown),
         lambda: Completer(run, unknown=unknown),
-        lambda: try_rates(run, streams, ["sgd"], unknown=unknown),
         lambda: finetune(run, missing, out=tmp_path / "tuned", unknown=unknown),
         lambda: mix([run.folder], missing, tmp_path / "mix", unknown=unknown),
         lambda: run.score_rows(rows, unknown=unknown),
@@ -131,15 +127,3 @@ def test_a_training_checks_its_run_at_the_call(tmp_path: Path) -> None:
     (run.folder / CHECKPOINT).write_bytes(b"damaged")
     with pytest.raises(UserError, match=CHECKPOINT):
         train(run, corpus, corpus, resume=True)
-
-
-def test_a_replay_checks_its_file_and_a_search_its_options_at_the_call(run: Run, tmp_path: Path) -> None:
-    streams = [Stream("ann", ({"text": "a longer text"},), ("a lo",))]
-    calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: replay({}, streams, tmp_path / "missing" / "rows.jsonl"), "rows.jsonl"),
-        (lambda: try_rates(run, [], ["adagrad"]), "no texts"),
-        (lambda: try_rates(run, streams, ["adagrad"]), "does not distinguish users"),
-    ]
-    for call, message in calls:
-        with pytest.raises(UserError, match=message):
-            call()

@@ -15,13 +15,9 @@ from hypothesis import strategies as st
 from sklearn.model_selection import ParameterGrid
 
 from factorcell.completion import LearningRule
-from factorcell.completion.replay.streams import PrefixDraw
-from factorcell.completion.typos import TypoCosts
 from factorcell.config import Config, options_by_section
 from factorcell.errors import UserError
 from factorcell.generation import GenerationOptions
-from factorcell.generation.beam_search import Beam
-from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.hf import ContextConfig
 from factorcell.options.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
 from factorcell.options.option_fields import OPTION_KINDS, option_fields
@@ -157,8 +153,8 @@ def test_arguments_are_none_only_if_they_are_optional(name: str) -> None:
 
 
 OPTIONS: list[Any] = [
-    *(GenerationOptions(seconds=1.0, width=3, banned=("a",)), Beam(), Sampler(), Constraints(), Budget(2.0, "good")),
-    *(LearningRule(), PrefixDraw(), TypoCosts(), ContextConfig(target_modules=("q_proj",))),
+    *(GenerationOptions(seconds=1.0, width=3, banned=("a",)), Budget(2.0, "good")),
+    *(LearningRule(), ContextConfig(target_modules=("q_proj",))),
 ]
 
 

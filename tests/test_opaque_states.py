@@ -74,7 +74,7 @@ def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> N
     engine = PlainEngine(run.model)
     with run.scoring():
         typed = engine.read_prefix(engine.begin(context), run.tokenizer.encode(prefix))
-        (result,) = engine.search([SearchRequest(typed, 5, 4)], initial_batch_size=3)
+        result = engine.search(SearchRequest(typed, 5, 4), initial_batch_size=3)
     expected = sorted(enumerate_completions(run, prefix, 4).values(), reverse=True)[:5]
     assert [item.log_probability for item in result.completions] == pytest.approx(expected, abs=1e-4)
 

@@ -67,7 +67,7 @@ def people(arguments: Arguments, folder: Path) -> Table:
     from factorcell.runs.run import Run
     from factorcell.service.engine import Service
     from factorcell.service.learning import ServedModel
-    from factorcell.service.stores.opening import open_store
+    from factorcell.service.stores.store import open_store
 
     texts, store = everybody.storable_texts(texts_of(arguments.table, 1_000_000)), f"sqlite:///{folder}/users.db"
     with run_server(arguments.run, store, folder / "log", "--deadline-ms", "5000") as (_, port):
@@ -85,15 +85,15 @@ def replay(arguments: Arguments, folder: Path) -> Table:
 
     with run_server(arguments.run, f"sqlite:///{folder}/users.db", folder / "log") as (_, port):
         return replaying.run(
-            arguments.run, port, arguments.table, folder, arguments.rows_per_user, arguments.every
+            arguments.run, port, arguments.table, arguments.rows_per_user, arguments.every
         ), replaying.COLUMNS
 
 
-def limits(arguments: Arguments, folder: Path) -> Table:
+def limits(arguments: Arguments, _folder: Path) -> Table:
     """Measure the suggestions of searches that are cut."""
     from benchmarks.service import limits as cutting
 
-    rows = cutting.measure(arguments.run, arguments.table, folder, arguments.rows_per_user, arguments.every)
+    rows = cutting.measure(arguments.run, arguments.table, arguments.rows_per_user, arguments.every)
     return list(rows), cutting.COLUMNS
 
 

@@ -5,19 +5,22 @@ systems are compared: the service, the blend of `factorcell replay`, and the ble
 stores. The first and the last must give every text the same rank.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from benchmarks.service.client import Connection, until_answered
 from benchmarks.service.report import Row
-from factorcell.completion.replay import summary, systems
-from factorcell.completion.replay.streams import PrefixDraw, System, read_streams, replay
-from factorcell.completion.suggestions import Suggestion
-from factorcell.io import files
-from factorcell.runs.run import read_config
+from factorcell.completion.blend import Blend, new_suggester
+from factorcell.completion.online import Learner, User
+from factorcell.completion.replay import (
+    SUGGESTION_COUNT,
+    Stream,
+    context_columns,
+    rank_of,
+    read_streams,
+)
+from factorcell.runs.run import Run
 from factorcell.service.privacy import Privacy
 
 SERVED, WHOLE, SAME = "service", "blend", "blend without what is withheld"
@@ -25,115 +28,78 @@ DEADLINE_MS = 10_000  # longer than any search
 COLUMNS = {
     "system": "system",
     "queries": "queries",
-    "users": "users",
     "mrr": "MRR",
-    "mrr_interval": "95 % interval",
-    "success_10": "success at 10",
     "withheld": "texts withheld",
     "differing": "ranks that differ from the service",
 }
 
 
-@dataclass
-class Served(System):
-    """The service as a system of a replay; its state of a user is the id."""
+class Served:
+    """The service at a port."""
 
-    connection: Connection
-    text: str
-    columns: tuple[str, ...]
-    withheld: int = 0
+    def __init__(self, port: int) -> None:
+        self.connection, self.withheld = Connection(port), 0
 
-    def start(self, user: str) -> str:
+    def delete(self, user: str) -> None:
         """Delete the user, so that the service has no earlier texts."""
         until_answered(self.connection, "DELETE", f"/v1/users/{quote(user, safe='')}")
-        return user
 
-    def suggest(self, user: str, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        context = {name: row[name] for name in self.columns}
-        body = {"query": prefix, "user": user, "limit": k, "deadline_ms": DEADLINE_MS, "context": context}
-        answer = until_answered(self.connection, "POST", "/v1/complete", body)
+    def suggest(self, user: str, prefix: str, context: dict[str, Any]) -> list[str]:
+        body = {"query": prefix, "user": user, "limit": SUGGESTION_COUNT, "deadline_ms": DEADLINE_MS}
+        answer = until_answered(self.connection, "POST", "/v1/complete", {**body, "context": context})
         assert answer.status == 200, answer.body
-        answer_json = answer.json
-        assert answer_json["degraded"] is None, answer_json["degraded"]
-        return [Suggestion(result["text"], result["score"], result["source"]) for result in answer_json["results"]]
+        assert answer.json["degraded"] is None, answer.json["degraded"]
+        return [result["text"] for result in answer.json["results"]]
 
-    def learn(self, user: str, row: Mapping[str, Any]) -> str:
-        context = {name: row[name] for name in self.columns}
-        body = {"user": user, "text": row[self.text], "context": context}
+    def accept(self, user: str, text: str, context: dict[str, Any]) -> None:
+        body = {"user": user, "text": text, "context": context}
         answer = until_answered(self.connection, "POST", "/v1/accept", body)
         assert answer.status == 200, answer.body
-        self.withheld += answer.json["outcome"] == "withheld"
         assert answer.json["outcome"] in ("learned", "withheld"), answer.json
-        return user
+        self.withheld += answer.json["outcome"] == "withheld"
 
 
-@dataclass
-class WithoutWithheld(System):
-    """Another system that does not learn texts that the service would withhold."""
-
-    system: Any
-    text: str
-    columns: tuple[str, ...]
-
-    def start(self, user: str) -> Any:
-        return self.system.start(user)
-
-    def suggest(self, state: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        suggestions: list[Suggestion] = self.system.suggest(state, prefix, row, k)
-        return suggestions
-
-    def learn(self, state: Any, row: Mapping[str, Any]) -> Any:
-        withheld = Privacy().withhold_reason(row[self.text], {name: row[name] for name in self.columns})
-        return state if withheld else self.system.learn(state, row)
-
-
-def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, every: int) -> list[Row]:
+def run(model: Path, port: int, table: Path, rows_per_user: int, every: int) -> list[Row]:
     """Return rows of the service at `port`, which serves the run `model`, and of the library."""
-    user = read_config(model).data.user or "user"
-    config, columns = systems.find_config_and_columns(model, ["blend"], user)
+    opened, served = Run.open(model), Served(port)
+    data, columns = opened.config.data, context_columns(opened, opened.config.data.user)
     streams = read_streams(
         table,
-        config,
-        user_column=user,
+        opened.config,
+        user_column=data.user,
         context_columns=columns,
         max_rows_per_user=rows_per_user,
-        draw=PrefixDraw(every),
+        every=every,
     )
-    blend = systems.open_systems(model, ["blend"], user_column=user, unknown="group")["blend"]
-    served = Served(Connection(port), config.data.text, tuple(columns))
-    replayed_systems: dict[str, System] = {
-        SERVED: served,
-        SAME: WithoutWithheld(blend, config.data.text, tuple(columns)),
-        WHOLE: blend,
-    }
-    path = folder / "rows.jsonl"
-    for _ in replay(replayed_systems, streams, path, text_column=config.data.text):
-        pass
+    blend, learner = new_suggester(opened, unknown="group"), Learner(opened, unknown="group")
+    assert isinstance(blend, Blend)
+    ranks: dict[str, list[int | None]] = {SERVED: [], SAME: [], WHOLE: []}
+
+    def replay_stream(stream: Stream) -> None:
+        served.delete(stream.user)
+        users: dict[str, User] = {SAME: learner.new(), WHOLE: learner.new()}
+        for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
+            text, context = row[data.text], {name: row[name] for name in columns}
+            if prefix is not None:
+                ranks[SERVED].append(rank_of(text, served.suggest(stream.user, prefix, context)))
+                for name, user in users.items():
+                    suggestions = blend.complete(prefix, user, context, SUGGESTION_COUNT)
+                    ranks[name].append(rank_of(text, [suggestion.text for suggestion in suggestions]))
+            served.accept(stream.user, text, context)
+            for name in [WHOLE] if Privacy().withhold_reason(text, context) else users:
+                (users[name],), _ = learner.learn([users[name]], [text], [context])
+
+    for stream in streams:
+        replay_stream(stream)
     served.connection.close()
-    judged = files.read_rows(path)
-    for judged_row in judged:  # only some systems have these, so the summary could not compare them
-        judged_row["nats"] = judged_row["targets"] = None
-    ranks = {
-        name: {
-            (judged_row["user"], judged_row["position"]): judged_row["rank"]
-            for judged_row in judged
-            if judged_row["system"] == name
-        }
-        for name in replayed_systems
-    }
-    figures = summary.summarise(judged, WHOLE)["rows"]
     return [
         {
             "what": "replay",
-            "system": row["system"],
-            "queries": row["queries"],
-            "users": row["users"],
-            "mrr": row["mrr"],
-            "mrr_interval": None if row["mrr_low"] is None else f"{row['mrr_low']:.4f} to {row['mrr_high']:.4f}",
-            "success_10": row["success_10"],
-            "withheld": served.withheld if row["system"] == SERVED else None,
-            "differing": sum(ranks[row["system"]][at] != rank for at, rank in ranks[SERVED].items()),
+            "system": name,
+            "queries": len(of_name),
+            "mrr": sum(1 / rank for rank in of_name if rank) / len(of_name),
+            "withheld": served.withheld if name == SERVED else None,
+            "differing": sum(rank != other for rank, other in zip(of_name, ranks[SERVED], strict=True)),
         }
-        for row in figures
-        if row["by"] == "all"
+        for name, of_name in ranks.items()
     ]

@@ -75,8 +75,7 @@ def test_help_imports_no_heavy_modules() -> None:
 
 
 def test_commands_without_charts_import_no_chart_library() -> None:
-    drawing = {"replay"}
-    modules = sorted({command.module for words in LEAVES for command in find_commands(words)[-1:]} - drawing)
+    modules = sorted({command.module for words in LEAVES for command in find_commands(words)[-1:]})
     code = "\n".join(f"import factorcell.commands.{module}" for module in modules)
     assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_modules_after(code).split())
 

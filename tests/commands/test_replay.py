@@ -1,7 +1,6 @@
 """The command `replay` with a character model, from the table to the tables of results."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,18 +8,17 @@ from typing import Any
 import pytest
 
 from factorcell.commands.cli.main import main
-from factorcell.completion.replay.summary import summarise
+from factorcell.completion.replay import summarise
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.io import files
-from factorcell.runs.run import Run
-from tests.completion.replay.test_systems import save
+from tests.completion.runs import save
 
 TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "abc")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a run and its popular texts, a table of texts of five users, and a table of training texts."""
+    """A folder with a run and its popular texts, and a table of texts of five users."""
     run = save(tmp_path / "run")
     TextCounts.of(TEXTS, 2).save(run / POPULARITY)
     rows = [
@@ -29,7 +27,6 @@ def folder(tmp_path: Path) -> Path:
         for place, text in enumerate(TEXTS[user:])
     ]
     files.write_rows(tmp_path / "heldout.jsonl", rows)
-    files.write_rows(tmp_path / "train.jsonl", [{"text": "abc", "city": "Oslo"}])
     return tmp_path
 
 
@@ -45,37 +42,40 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_replay_writes_rows_and_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command(folder, "--train", str(folder / "train.jsonl"))) == 0
-    output = capsys.readouterr()
-    first, header, *lines = output.out.splitlines()
+    assert main(command(folder)) == 0
+    first, header, *lines = capsys.readouterr().out.splitlines()
     assert first == "33 queries of 5 users"
     assert header.split()[:2] == ["system", "MRR"]
     assert [line.split()[0] for line in lines[:3]] == ["plain", "mpc", "history"]
-    assert [line.split()[0] for line in lines[3:] if "queries" in line] == ["prefix", "prefix", "queries"]
-    assert re.search(r"estimated minutes: plain \d+\.\d, mpc 0\.0, history 0\.0; together \d", output.err)
+    assert [line.split()[0] for line in lines[3:] if "queries" in line] == ["prefix", "earlier"]
     rows = files.read_rows(folder / "out" / "rows.jsonl")
     assert len(rows) == 3 * 33
-    assert {row["seen"] for row in rows} == {True, False}
-    assert files.read_json(folder / "out" / "summary.json") == summarise(rows, "plain")
-    run = Run.open(folder / "run")
-    oldest = [row for row in rows if row["user"] == "user 0" and row["system"] == "plain"]
-    for row in oldest:
-        (scored,) = run.score_rows({"text": TEXTS[::-1][row["position"]], "city": "Oslo"})
-        assert (row["nats"], row["targets"]) == pytest.approx((scored["nats"], scored["targets"]))
+    assert files.read_json(folder / "out" / "summary.json") == summarise(rows)
+    assert lines[0].split()[1] == f"{summarise(rows)[0]['mrr']:.4f}"
     repeated = [row for row in rows if row["system"] == "history" and row["rank"] is not None]
     assert repeated  # "cab" and "abcab" come twice
     assert all(TEXTS[::-1].index(TEXTS[::-1][row["position"]]) < row["position"] for row in repeated)
 
 
 def test_a_replay_needs_a_new_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command(folder, "--json", "--base", "mpc")) == 0
+    assert main(command(folder, "--json")) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == files.read_json(folder / "out" / "summary.json")["rows"]
-    assert "mrr_difference" in shown[0]
+    assert shown == files.read_json(folder / "out" / "summary.json")
     rows = (folder / "out" / "rows.jsonl").read_bytes()
     assert main(command(folder)) == 2
     assert "exists already" in capsys.readouterr().err
     assert (folder / "out" / "rows.jsonl").read_bytes() == rows
+
+
+def test_known_users_are_a_group_of_their_own(folder: Path) -> None:
+    people = save(folder / "people", data={"user": "city", "context": (), "min_user_count": 1})
+    rows = files.read_rows(folder / "heldout.jsonl")
+    files.write_rows(folder / "two.jsonl", [*rows, *({**row, "city": "Rome"} for row in rows)])
+    words = ["replay", str(people), str(folder / "two.jsonl"), "--out", str(folder / "out"), "--threads", "1"]
+    assert main([*words, "--compare", "history,online"]) == 0
+    summary = files.read_json(folder / "out" / "summary.json")
+    groups = {(row["value"], row["queries"], row["users"]) for row in summary if row["by"] == "user"}
+    assert groups == {("seen", 33, 1), ("unseen", 33, 1)}
 
 
 def test_systems_are_chosen_by_default(folder: Path) -> None:
@@ -83,7 +83,6 @@ def test_systems_are_chosen_by_default(folder: Path) -> None:
     index = words.index("--compare")
     assert main([*words[:index], *words[index + 2 :]]) == 0
     assert {row["system"] for row in rows_of(folder / "out" / "rows.jsonl")} == {"plain", "mpc", "history"}
-    assert files.read_json(folder / "out" / "summary.json")["base"] == "plain"
 
 
 def test_options_limit_the_texts_and_the_time(folder: Path) -> None:
@@ -143,31 +142,13 @@ def test_columns_default_to_those_of_the_run(folder: Path, capsys: pytest.Captur
     assert "no column 'day'; choose one with --time (columns: text, user, time, city)" in capsys.readouterr().err
 
 
-def test_runs_of_a_folder_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(folder / "runs" / "unadapted", adapt=[])
-    save(folder / "runs" / "factorcell")
-    words = command(folder, "--base", "unadapted")
-    words[1], words[6] = str(folder / "runs"), "factorcell,unadapted"
-    assert main(words) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:4]] == ["factorcell", "unadapted"]
-
-
-def test_an_unadapted_run_elsewhere_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unadapted = save(folder / "elsewhere", adapt=[])
-    assert main(command(folder, "--compare", f"plain,unadapted={unadapted}", "--base", "unadapted")) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:4]] == ["plain", "unadapted"]
-    assert main(command(folder, "--compare", f"plain,mpc={unadapted}", out="other")) == 2
-    assert "expected a name that no other system has, got 'mpc'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--base", "online"], "--base online: expected one of the systems of --compare (plain, mpc, history)"),
         (["--compare", "plain,best"], "unknown system 'best'"),
         (["--time", "when"], "no column 'when'; it has text, user, time, city"),
         (["--every", "0"], "every is 0"),
-        (["--train", "nowhere.csv"], "nowhere.csv: there is no such file"),
+        (["--compare", "online"], "the run does not distinguish users"),
     ],
 )
 def test_errors_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

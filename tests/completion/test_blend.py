@@ -20,8 +20,7 @@ from factorcell.completion.blend import (
 )
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.online import LearningRule, User
-from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.suggestions import Suggestion
+from factorcell.completion.popularity import History, Popularity, Suggestion
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
@@ -45,7 +44,7 @@ def suggested(blend: Blend, prefix: str, user: User) -> list[str]:
 
 
 def test_candidates_have_the_features_of_their_sources() -> None:
-    blend, history = Blend(Completer(make_run()), POPULAR), History(("abba", "b", "abba", "acc", "b"))
+    blend, history = Blend(make_run(), POPULAR), History(("abba", "b", "abba", "acc", "b"))
     model = Suggestions(
         [Suggestion("abc", math.log(0.5), "model"), Suggestion("acc", math.log(0.25), "model")], 7, False
     )
@@ -77,46 +76,46 @@ def test_with_weights_of_one_source_the_blend_has_the_order_of_that_source() -> 
         "history": user.history.complete("a"),
     }
     for source, expected in alone.items():
-        suggestions = Blend(completer, POPULAR, weights_of(source)).suggest(typed_text, 10).suggestions
+        suggestions = Blend(run, POPULAR, weights_of(source)).suggest(typed_text, 10).suggestions
         assert [s.text for s in suggestions][: len(expected)] == [s.text for s in expected]
 
 
 def test_more_counts_are_never_below_fewer() -> None:
     run = make_run()
-    completer, user = Completer(run, seconds=0.0), User.new(run)  # without the model
+    user, seconds = User.new(run), 0.0  # without the model
     counts = {"abb": 3, "abc": 8, "aba": 4, "ab": 6, "aca": 5}
     popularity = Popularity.fit([text for text, count in counts.items() for _ in range(count)])
     expected = sorted(counts, key=lambda text: -counts[text])
-    assert suggested(Blend(completer, popularity), "", user) == expected
+    assert suggested(Blend(run, popularity, seconds=seconds), "", user) == expected
     random = np.random.default_rng(0)
-    blend = Blend(completer, popularity)
+    blend = Blend(run, popularity)
     examples = []
     for _ in range(100):
         alternatives = blend.candidates("a", Suggestions([], 0, False), History(("abb",)), 10)
         examples.append((alternatives, str(random.choice(["abb", "aba", "", "ab"]))))  # rare texts are entered often
     for weights in (DEFAULT_WEIGHTS, BlendWeights.fit(examples)):
-        assert suggested(Blend(completer, popularity, replace(weights, threshold=0.0)), "", user) == expected
+        weights = replace(weights, threshold=0.0)
+        assert suggested(Blend(run, popularity, weights, seconds=seconds), "", user) == expected
 
 
 def test_a_proposal_of_the_model_never_lowers_the_score() -> None:
     """Users who never enter what the model proposes still see popular texts in the order of their counts."""
     run = make_run()
     popularity = Popularity.fit(["abc"] * 5 + ["cab"] * 4 + ["bac"] * 3)
-    blend = Blend(Completer(run), popularity)
+    blend = Blend(run, popularity)
     model = Suggestions([Suggestion("abc", math.log(0.3), "model"), Suggestion("cc", math.log(0.1), "model")], 7, False)
     alternatives = blend.candidates("", model, History(), 10)
     weights = BlendWeights.fit([(alternatives, "bac")] * 30 + [(alternatives, "cab")] * 30 + [(alternatives, "")] * 9)
-    texts = [suggestion.text for suggestion in Blend(blend.completer, popularity, weights).merge(alternatives, 10)]
+    texts = [suggestion.text for suggestion in weights.merge(alternatives, 10)]
     assert [text for text in texts if text != "cc"] == ["abc", "cab", "bac"]
 
 
 def test_an_invented_text_needs_evidence() -> None:
     run = make_run()
     user = replace(User.new(run), history=History(("abab",)))
-    completer = Completer(run)
     for threshold in (0.0, 0.05, 2.0):
-        blend = Blend(completer, POPULAR, replace(DEFAULT_WEIGHTS, threshold=threshold))
-        typed_text = completer.type_text(completer.begin(user), "a")
+        blend = Blend(run, POPULAR, replace(DEFAULT_WEIGHTS, threshold=threshold))
+        typed_text = blend.type_text(blend.begin(user), "a")
         for suggestion in blend.suggest(typed_text).suggestions:
             is_known = suggestion.text in {"abc", "abba", "abab"}
             assert is_known or math.exp(suggestion.log_probability) >= threshold
@@ -159,7 +158,7 @@ def test_a_suggestion_names_the_sources_that_propose_it() -> None:
         "popularity": POPULAR.complete("a"),
         "history": user.history.complete("a"),
     }
-    suggestions = Blend(completer, POPULAR).suggest(typed_text, 10).suggestions
+    suggestions = Blend(run, POPULAR).suggest(typed_text, 10).suggestions
     assert len({s.source for s in suggestions}) > 2
     for s in suggestions:
         names = [name for name, texts in proposed.items() if s.text in {other.text for other in texts}]
@@ -170,15 +169,13 @@ def test_probabilities_sum_to_one_and_parts_sum_to_scores() -> None:
     run = make_run()
     random = np.random.default_rng(3)
     weights = BlendWeights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
-    blend, user = Blend(Completer(run), POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
+    blend, user = Blend(run, POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
     typed_text = blend.type_text(blend.begin(user), "a")
-    suggestions = blend.merge(
-        blend.candidates("a", blend.completer.suggest(typed_text, 1000), user.history, 1000), 1000
+    few, alternatives = (
+        blend.candidates("a", Completer.suggest(blend, typed_text, count), user.history, count) for count in (10, 1000)
     )
-    assert blend.suggest(typed_text, 10).suggestions == blend.merge(
-        blend.candidates("a", blend.completer.suggest(typed_text, 10), user.history, 10), 10
-    )
-    alternatives = blend.candidates("a", blend.completer.suggest(typed_text, 1000), user.history, 1000)
+    assert blend.suggest(typed_text, 10).suggestions == weights.merge(few, 10)
+    suggestions = weights.merge(alternatives, 1000)
     none = math.exp(weights.log_probabilities(alternatives)[-1])
     assert sum(math.exp(s.log_probability) for s in suggestions) == pytest.approx(1 - none)
     logs = [s.log_probability for s in suggestions]
@@ -193,16 +190,16 @@ def test_probabilities_sum_to_one_and_parts_sum_to_scores() -> None:
 def test_popular_texts_and_history_remain_when_the_time_is_up() -> None:
     run = make_run()
     user = replace(User.new(run), history=History(("abab",)))
-    completer = Completer(run, seconds=0.0)
-    result = Blend(completer, POPULAR).suggest(completer.type_text(completer.begin(user), "a"))
+    blend = Blend(run, POPULAR, seconds=0.0)
+    result = blend.suggest(blend.type_text(blend.begin(user), "a"))
     assert result.is_cut
     assert {"abab", "abc", "abba"} <= {s.text for s in result.suggestions}
-    assert Blend(completer, None).complete("zzz", user) == []
+    assert Blend(run, None, seconds=0.0).complete("zzz", user) == []
 
 
 def test_without_a_user_the_model_alone_suggests() -> None:
-    completer = Completer(make_run())
-    blend = Blend(completer, POPULAR)
+    run = make_run()
+    completer, blend = Completer(run), Blend(run, POPULAR)
     typed_text = blend.type_text(blend.begin(context={"city": "Oslo"}), "a")
     assert blend.suggest(typed_text, 5) == completer.suggest(typed_text, 5)
     assert blend.complete("a", context={"city": "Oslo"}) == completer.complete("a", context={"city": "Oslo"})
@@ -212,13 +209,13 @@ def test_all_sources_forgive_typos() -> None:
     run = make_run()
     user = replace(User.new(run), history=History(("abccba",)))
     weights = BlendWeights({**dict.fromkeys(FEATURES, 0.0), "popular": 9.0, "own": 9.0})
-    blend = Blend(Completer(run, typos=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1), weights)
+    blend = Blend(run, Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1), weights, typos=1)
     suggestions = blend.complete("acb", user, k=10)
     typos = {s.text: s.typos for s in suggestions}
     assert (typos["acbb"], typos["abcc"], typos["abccba"]) == (0, 1, 1)
     assert [s.typos for s in suggestions] == sorted(s.typos for s in suggestions)
     assert all((s.typos == 0) == s.text.startswith("acb") for s in suggestions)
-    alone = Blend(Completer(run), blend.popularity).complete("acb", user, k=10)
+    alone = Blend(run, blend.popularity).complete("acb", user, k=10)
     assert {s.typos for s in alone} == {0}
 
 

@@ -21,7 +21,7 @@ from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from tests.completion.test_search import BOTH, CLOSE, enumerate_completions, plain_state, use_instructions
+from tests.completion.test_search import CLOSE, enumerate_completions, plain_state
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
 from tests.kernels import compiled
 from tests.small_runs import make_letters, make_run
@@ -119,7 +119,7 @@ def test_a_text_with_several_tokenizations_is_suggested_once() -> None:
     run = make_letters(("🇳🇴", "🇳", "🇴"), data={"tokenizer": "grapheme", "max_tokens": 4}, spread=0.2)
     prefix_state = plain_state(run, "")
     with run.scoring():
-        (result,) = PlainEngine(run.model).search([SearchRequest(prefix_state, 30, 2)])
+        result = PlainEngine(run.model).search(SearchRequest(prefix_state, 30, 2))
     texts = ["".join(run.tokenizer.decode(completion.ids)) for completion in result.completions]
     assert texts.count("🇳🇴") == 2
     texts_of_completer = [completion.text for completion in Completer(run).complete("", k=30)]
@@ -132,11 +132,7 @@ def test_a_prefix_that_is_too_long_has_no_suggestions(typos: int) -> None:
     completer = Completer(make_letters(), typos=typos)
     start = completer.begin()
     long, short = completer.type_text(start, "a" * 10_000), completer.type_text(start, "ab")
-    assert completer.suggest_all([long, short, long]) == [
-        *completer.suggest_all([long]),
-        completer.suggest(short),
-        completer.suggest(long),
-    ]
+    assert (long.fits, short.fits) == (False, True)
     assert completer.suggest(long).suggestions == []
     assert completer.suggest(short).suggestions
     assert completer.complete("a" * 12) == []
@@ -189,22 +185,6 @@ def test_texts_that_are_not_allowed_are_replaced_by_the_next_best(model: dict[st
     assert [s.typos for s in strict.complete("ab")] == [] or typos
 
 
-@BOTH
-def test_many_prefixes_at_once_get_the_suggestions_of_each(kind: str) -> None:
-    run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)
-    with use_instructions("off" if kind == "pytorch" else kind):
-        completer = Completer(run)
-        typed_texts = [
-            completer.type_text(completer.begin(context={"city": city}), text)
-            for city in ("Oslo", "Nice")
-            for text in ("", "a", "zb", "fed", "abc")
-        ]
-        each = [completer.suggest(typed_text, k=6) for typed_text in typed_texts]
-        assert completer.suggest_all(typed_texts, k=6, threads=3) == each
-        assert completer.suggest_all([]) == []
-        assert len({str(typed_text) for typed_text in each}) == len(each)
-
-
 def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # other devices only have the plain search
     monkeypatch.setattr("torch.inference_mode", inference_mode)
@@ -236,7 +216,7 @@ def test_complete_on_the_command_line(folder: Path, capsys: pytest.CaptureFixtur
     assert main([*command, "--explain"]) == 0
     output = capsys.readouterr()
     assert output.out.splitlines()[0].split() == ["text", "probability"]
-    assert "from the model alone, since the run does not distinguish users" in output.err
+    assert "--explain: all suggestions are from the model alone" in output.err
     assert main(["complete", str(folder), "", "--threads", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 11
     assert main([*command, "--seconds", "0"]) == 0

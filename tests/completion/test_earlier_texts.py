@@ -5,18 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from factorcell.commands.cli.main import main
 from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
-from factorcell.completion.replay.streams import read_streams
-from factorcell.completion.replay.systems import Personalised
+from factorcell.completion.replay import context_columns, read_streams
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.private_content import is_public
 from factorcell.runs.run import Run
 from factorcell.service.learning import ServedModel
-from factorcell.service.record import StoredText
+from factorcell.service.record import Record, StoredText
 from tests.service import runs
 
 TEXTS = ("abba", "cab", "a cab", "bac", "abc")
@@ -69,22 +69,28 @@ def test_a_replay_scores_texts_as_an_evaluation_of_the_table(run: Run) -> None:
     columns = run.schema.columns(without="who")
     streams = read_streams(rows, run.config, user_column="who", time_column="time", context_columns=columns)
     assert [row[HISTORY_COLUMN] for row in streams[0].rows[:3]] == [[], ["abba"], ["abba", "cab"]]
-    plain = Personalised(run, Completer(run), learns=False)
-    state = plain.start("eve")
-    assert plain.columns == ["city", HISTORY_COLUMN]
+    learner = Learner(run)
+    assert context_columns(run, "who") == learner.columns == ["city", HISTORY_COLUMN]
     for row, expected_nats in zip(streams[0].rows, expected[::2], strict=True):
-        assert plain.nats(state, row) == pytest.approx((expected_nats, len(row["text"]) + 1), rel=1e-4)
+        contexts = [{name: row[name] for name in learner.columns}]
+        assert learner.nats(learner.unknown_vector[None], [row["text"]], contexts) == pytest.approx(
+            expected_nats, rel=1e-4
+        )
 
 
 def test_a_user_learned_text_by_text_equals_one_learned_at_once(run: Run) -> None:
     model = ServedModel(run)
     stored = tuple(StoredText(number, text, 0, CONTEXT) for number, text in enumerate(TEXTS, 1))
-    at_once = model.learn(None, stored, last_number=len(stored))
-    state = None
+    at_once = model.learn(replace(Record.new("eve", 0), texts=stored, last_number=len(stored)))
+    record, in_parts = replace(at_once, states=()), replace(at_once, states=())
     for count in range(1, len(stored) + 1):
-        state = model.learn(state, stored[:count], last_number=count)
-    assert state == at_once
-    assert np.array_equal(User.from_bytes(at_once.user_bytes).vector, learn(run, *TEXTS).vector)
+        record = model.learn(replace(record, texts=stored[:count], last_number=count))
+        assert model.has_learned(record)
+        assert not model.has_learned(in_parts)
+        in_parts = model.learn(in_parts, max_texts=1)
+    assert record.states == in_parts.states == at_once.states
+    (state,) = at_once.states
+    assert np.array_equal(User.from_bytes(state.user_bytes).vector, learn(run, *TEXTS).vector)
     assert all(map(is_public, TEXTS))
 
 

@@ -3,27 +3,27 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.fuzzy import TypoTolerantLookup
-from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.suggestions import Suggestion
-from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST, TypoCosts
+from factorcell.completion import typos
+from factorcell.completion.popularity import History, Popularity, Suggestion
+from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST, TypoTolerantLookup
 from tests.completion.test_typos import count_typos, max_typos_for
 
 TEXTS = st.text("ab🇳", max_size=6)
 
 
 def expected_suggestions(
-    shares: dict[str, float], exact: list[Suggestion], typed: str, k: int, typo_costs: TypoCosts
+    shares: dict[str, float], exact: list[Suggestion], typed: str, k: int, max_typos: int
 ) -> list[Suggestion]:
     """Return the exact suggestions, then all texts within the permitted number of typos, sorted."""
     matches = []
     for text, share in shares.items():
         count = count_typos(text, typed)
-        if 1 <= count <= max_typos_for(typed, typo_costs.max_typos):
-            cost = count * typo_costs.cost + (text[:1] != typed[:1]) * typo_costs.first_token_cost
+        if 1 <= count <= max_typos_for(typed, max_typos):
+            cost = count * typos.TYPO_COST + (text[:1] != typed[:1]) * typos.FIRST_TOKEN_COST
             matches.append((-(math.log(share) - cost), text, count))
     source = exact[0].source if exact else ""
     return exact + [Suggestion(text, -log, source, count) for log, text, count in sorted(matches)[: k - len(exact)]]
@@ -48,14 +48,17 @@ def are_close(actual: list[Suggestion], expected: list[Suggestion]) -> bool:
 def test_lookup_finds_all_texts_within_the_permitted_typos(
     queries: list[str], typed: str, k: int, max_typos: int, cost: float, first: float
 ) -> None:
-    typo_costs = TypoCosts(max_typos, cost, first)
     history = History()
     for query in queries:
         history = history.add(query)
     for counted, source in ((Popularity.fit(queries, min_count=1), "popularity"), (history, "history")):
         exact = counted.complete(typed, k)
-        suggestions = TypoTolerantLookup(counted, typo_costs).complete(typed, k)
-        assert are_close(suggestions, expected_suggestions(counted.shares(), exact, typed, k, typo_costs))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(typos, "TYPO_COST", cost)
+            patch.setattr(typos, "FIRST_TOKEN_COST", first)
+            suggestions = TypoTolerantLookup(counted, max_typos).complete(typed, k)
+            expected = expected_suggestions(counted.shares(), exact, typed, k, max_typos)
+        assert are_close(suggestions, expected)
         assert suggestions[: len(exact)] == exact
         assert {s.source for s in suggestions} <= {source}
 

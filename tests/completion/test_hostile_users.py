@@ -17,7 +17,7 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import MAX_RATE, MAX_TEXT_COUNT, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
-from factorcell.completion.replay.streams import read_streams
+from factorcell.completion.replay import read_streams
 from factorcell.completion.texts import MAX_BYTES, check_text
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError
@@ -53,13 +53,13 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (forge_user([NAN, 0], [0, 0]), "vector has numbers that are not finite"),
-        (forge_user([0, -INF], [0, 0]), "vector has numbers that are not finite"),
-        (forge_user([0, 0], [NAN, 0]), "state has numbers that are negative or not finite"),
-        (forge_user([0, 0], [INF, 0]), "state has numbers that are negative or not finite"),
-        (forge_user([0, 0], [0, -1e-30]), "state has numbers that are negative or not finite"),
-        (forge_user([], []), "a vector of shape (0,)"),
-        (forge_user([0], [0] * 3, rows=3), "state of shape (3, 1)"),
+        (forge_user([NAN, 0], [0, 0]), "not finite"),
+        (forge_user([0, -INF], [0, 0]), "not finite"),
+        (forge_user([0, 0], [NAN, 0]), "not finite"),
+        (forge_user([0, 0], [INF, 0]), "not finite"),
+        (forge_user([0, 0], [0, -1e-30]), "not finite"),
+        (forge_user([], []), "float32 (0,)"),
+        (forge_user([0], [0] * 3, rows=3), "(3, 1)"),
         (forge_user([0], [0], rows=2), "buffer is smaller"),
         (forge_user([0], [], rows=0, rest=b"\3"), "invalid user"),
         (forge_user([0], [], rows=0, rest=b"\3\0\0\0ab"), "cut off"),
@@ -83,11 +83,11 @@ def test_invalid_user_bytes_are_refused(content: bytes, message: str) -> None:
     ("change", "message"),
     [
         ({"vector": np.array([NAN, 0], np.float32)}, "not finite"),
-        ({"vector": VECTOR[:1]}, "state of shape"),
-        ({"vector": VECTOR[None]}, "a vector of shape"),
+        ({"vector": VECTOR[:1]}, "32-bit floats"),
+        ({"vector": VECTOR[None]}, "32-bit floats"),
         ({"vector": VECTOR.astype(np.float64)}, "32-bit floats"),
         ({"state": -STATE}, "negative"),
-        ({"state": STATE[0]}, "state of shape"),
+        ({"state": STATE[0]}, "32-bit floats"),
         ({"text_count": -1}, "text count -1"),
         ({"text_count": MAX_TEXT_COUNT + 1}, "text count 4,294,967,296"),
         ({"fingerprint": b"run"}, "fingerprint of 3 bytes"),
@@ -169,7 +169,6 @@ def entry_points(run: Run) -> dict[str, Callable[[str], object]]:
 def test_all_entry_points_refuse_invalid_texts(name: str) -> None:
     text, message = TEXTS[name]
     run = make_run()
-    completer = Completer(run)
     for where, enter in entry_points(run).items():
         if where == "replay" and not isinstance(text, str):
             continue  # a table reports values that are not texts differently
@@ -180,7 +179,7 @@ def test_all_entry_points_refuse_invalid_texts(name: str) -> None:
         assert len(str(error.value)) < 500
         str(error.value).encode()
     with pytest.raises(UserError):
-        Blend(completer, None).complete(text, User.new(run))
+        Blend(run, None).complete(text, User.new(run))
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if TEXTS[name][1] is None and name != "largest"])
@@ -191,7 +190,7 @@ def test_all_entry_points_accept_valid_texts(name: str) -> None:
     user = learn_one(run, User.new(run), text)
     assert user.history.texts == (same_text(text),)
     assert User.from_bytes(user.to_bytes()).history == user.history
-    assert Blend(Completer(run), None).complete("", user, k=3)
+    assert Blend(run, None).complete("", user, k=3)
 
 
 def test_long_texts_are_cut_as_in_training() -> None:

@@ -19,6 +19,7 @@ from factorcell import UserError
 from factorcell.completion import User, learn_one
 from factorcell.completion.completer import Completer
 from factorcell.completion.pieces import MORE_TOKENS, PieceEngine, PieceIndex
+from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
@@ -169,15 +170,15 @@ def test_the_probability_of_a_text_after_a_prefix_is_that_of_its_suggestion(run:
 
 def test_a_prefix_of_too_many_pieces_has_no_completions(run: Run) -> None:
     completer = Completer(run)
-    assert completer.fits("abab" * MAX_TOKENS)
-    assert not completer.fits("b b b b b")
+    assert completer.type_text(completer.begin(), "abab" * MAX_TOKENS).fits
+    assert not completer.type_text(completer.begin(), "b b b b b").fits
     assert completer.complete("b b b b b") == []
 
 
 def test_a_long_prefix_without_spaces_is_read_up_to_the_longest_text(run: Run) -> None:
     completer = Completer(run)
     prefix = "ab" * 5_000
-    assert completer.fits(prefix)  # none of its pieces is certain
+    assert completer.type_text(completer.begin(), prefix).fits  # none of its pieces is certain
     typed_text = completer.type_text(completer.begin(), prefix)
     assert max(map(len, typed_text.prefix_state.beginnings)) == MAX_TOKENS + MORE_TOKENS
     assert not typed_text.prefix_state.covers
@@ -197,16 +198,16 @@ def test_beginnings_share_the_keys_and_values_of_a_transformer(tmp_path: Path) -
     certain = run.tokenizer.encode(run.tokenizer.certain_tokens(prefix))  # type: ignore[attr-defined]
     shared = [state.beginnings[tuple(certain[:length])].state for length in range(1, len(certain) + 1)]
     assert len(shared) > 2
-    assert len({beginning.layers[0][0].data_ptr() for beginning in shared}) == 1
+    assert len({beginning.arrays[0].data_ptr() for beginning in shared}) == 1
     alone = completer.type_text(empty, "the sea is ").prefix_state
     both = set(alone.beginnings) & {tuple(certain[:length]) for length in range(1, len(certain) + 1)}
     assert both
     for tokens in both:
-        keys, expected = (each.beginnings[tokens].state.layers[1][0] for each in (state, alone))
+        keys, expected = (each.beginnings[tokens].state.arrays[2] for each in (state, alone))
         torch.testing.assert_close(keys, expected)
-    request = completer._new_request(completer.type_text(empty, prefix), k=2)
+    request = SearchRequest(state, 2, completer.max_text_tokens)
     with run.scoring():
-        frontier = completer.engine._new_frontier(request, 1, 10)
+        frontier = completer.engine._begin(request, 1, 10)
     longest = max(len(tokens) for tokens in state.covers)  # with the start token, without the last one
     assert frontier.states.stored_tokens <= longest * len({tokens[:-1] for tokens in state.covers})
 
@@ -215,13 +216,13 @@ def test_a_search_that_ends_early_says_so(run: Run) -> None:
     engine = PieceEngine(run.predictor, tiny_tokenizer(), MAX_TOKENS)
     completer = Completer(run)
     typed_text = completer.type_text(completer.begin(), "a")
-    request = completer._new_request(typed_text, k=10)
+    request = SearchRequest(typed_text.prefix_state, 10, completer.max_text_tokens)
     with run.scoring():
-        (cut,) = engine.search([request], max_expanded=3)
+        cut = engine.search(request, max_expanded=3)
     assert cut.is_cut
     assert cut.expanded_count <= 3
     with run.scoring():
-        (whole,) = engine.search([request])
+        whole = engine.search(request)
     assert not whole.is_cut
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.suggestions import Suggestion
+from factorcell.completion import popularity as popularity_module
+from factorcell.completion.popularity import History, Popularity, Suggestion
 from factorcell.data.counts import TextCounts
 from factorcell.errors import UserError
 from factorcell.io import files
@@ -72,16 +72,20 @@ def test_counts_are_restored_from_their_file_and_damaged_rows_are_reported(tmp_p
 @settings(max_examples=100)
 @given(texts=st.lists(st.text("ab", max_size=3), max_size=12), prefix=st.text("ab", max_size=2), k=st.integers(1, 5))
 def test_the_weight_of_a_text_halves_with_every_half_life(texts: list[str], prefix: str, k: int) -> None:
-    history = History(half_life=3.0, max_texts=8)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(popularity_module, "HALF_LIFE", 3.0)
+    monkeypatch.setattr(popularity_module, "MAX_HISTORY", 8)
+    history = History()
     for text in texts:
         history = history.add(text)
     newest = texts[-8:]
+    suggestions = history.complete(prefix, k)
+    monkeypatch.undo()
     assert history.texts == tuple(newest)
     weights: dict[str, float] = {}
     for position, text in enumerate(newest, 1):
         weights[text] = weights.get(text, 0.0) + 2 ** ((position - len(newest)) / 3)
     shares = {t: w / sum(weights.values()) for t, w in weights.items() if t.startswith(prefix) and t != prefix}
-    suggestions = history.complete(prefix, k)
     assert len(suggestions) == min(k, len(shares))
     assert [s.log_probability for s in suggestions] == pytest.approx(
         sorted(map(math.log, shares.values()), reverse=True)[:k]

@@ -43,7 +43,7 @@ def test_an_own_filter_does_not_replace_the_recognition(run: Run) -> None:
 
 def test_a_blend_suggests_no_private_text_of_a_history(run: Run) -> None:
     user = User(User.new(run).vector, User.new(run).state, history=History((SECRET, ORDINARY)))
-    blend = Blend(Completer(run), None)
+    blend = Blend(run, None)
     suggested = {suggestion.text: suggestion.source for suggestion in blend.complete("pin ", user, k=50)}
     assert "history" in suggested[ORDINARY]
     assert SECRET not in suggested

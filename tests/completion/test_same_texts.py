@@ -10,16 +10,17 @@ import pytest
 import regex
 
 from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay.streams import read_streams
+from factorcell.completion.replay import read_streams
+from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.config import HISTORY_COLUMN, Config
 from factorcell.data.counts import TextCounts
 from factorcell.data.text_folds import with_final_sigma
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.messages import CompletionRequest
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 from tests.small_runs import make_letters
 

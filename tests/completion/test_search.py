@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,9 @@ def search(run: Run, prefix: str, k: int, max_tokens: int, kind: str = DEFAULT_K
     with run.scoring(), use_instructions("off" if kind == "pytorch" else kind):
         if kind == "pytorch":
             plain = PlainEngine(run.model)
-            return plain.search([SearchRequest(plain_state(run, prefix, city), k, max_tokens, **fields)], **options)[0]
+            return plain.search(SearchRequest(plain_state(run, prefix, city), k, max_tokens, **fields), **options)
         compiled, prefix_state = compiled_state(run, prefix, city)
-        return compiled.search([SearchRequest(prefix_state, k, max_tokens, **fields)], **options)[0]
+        return compiled.search(SearchRequest(prefix_state, k, max_tokens, **fields), **options)
 
 
 def enumerate_completions(run: Run, prefix: str, city: str, max_tokens: int) -> dict[Ids, float]:
@@ -294,30 +295,28 @@ def test_the_deadline_ends_a_long_search() -> None:
 
 
 @kernels.compiled
-def test_another_thread_can_stop_one_search_of_a_call() -> None:
+def test_another_thread_can_stop_a_search() -> None:
     run, stop = make_run_with_long_texts(13), Stop()
     compiled, prefix_state = compiled_state(run, "a")
-    requests = [SearchRequest(prefix_state, 10, 12, stop=stop), SearchRequest(prefix_state, 10, 1)]
+    request = SearchRequest(prefix_state, 10, 12, stop=stop)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(compiled.search, requests, max_expanded=10**6, max_waiting=10**6)
+        future = pool.submit(compiled.search, request, max_expanded=10**6, max_waiting=10**6)
         time.sleep(0.02)
         stop.set()
-        stopped, whole = future.result()
+        stopped = future.result()
     assert stopped.is_cut
     assert stopped.expanded_count < 10**6
-    assert whole == search(run, "a", 10, 1)
 
 
-def test_a_stop_calls_the_callbacks_of_blocks_that_are_active() -> None:
-    stop, called = Stop(), list[str]()
-    with stop.on_set(lambda: called.append("ended")):
-        pass
-    with stop.on_set(lambda: called.append("first")):
-        thread = threading.Thread(target=stop.set)
-        thread.start()
-        thread.join()
-    with stop.on_set(lambda: called.append("second")):
-        assert called == ["first", "second"]
+def test_a_stop_ends_the_searches_that_begin_before_and_after_it_is_set() -> None:
+    stop, before, after = Stop(), SimpleNamespace(seconds=1.0), SimpleNamespace(seconds=1.0)
+    stop.watch(before)
+    assert before.seconds == 1.0
+    thread = threading.Thread(target=stop.set)
+    thread.start()
+    thread.join()
+    stop.watch(after)
+    assert (before.seconds, after.seconds) == (0.0, 0.0)
 
 
 @kernels.compiled
@@ -348,21 +347,15 @@ def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple
 
 @kernels.compiled
 @pytest.mark.parametrize("products", PRODUCT_TYPES)
-def test_many_requests_have_the_same_results_as_single_requests_bit_for_bit(products: str) -> None:
+def test_searches_of_several_threads_have_the_same_results_as_single_searches_bit_for_bit(products: str) -> None:
     compiled, requests = many_requests(make_letters(("abcdef", "fed"), seed=1, spread=0.8), products)
     before = [torch.cat([*request.prefix_state.states]).clone() for request in requests]
-    alone = [compiled.search([request])[0] for request in requests]
+    alone = list(map(compiled.search, requests))
     assert len(set(alone)) > 20
-    for threads in (1, 3, 50):
-        assert compiled.search(requests, None, threads) == alone
     with ThreadPoolExecutor(6) as pool:
-        shares = [requests[index % 7 :: 7] for index in range(28)]
-        together = list(pool.map(lambda share: compiled.search(share, None, 2), shares))
-    for index, result in enumerate(together):
-        assert result == alone[index % 7 :: 7]
+        assert list(pool.map(compiled.search, 4 * requests)) == 4 * alone
     for request, expected in zip(requests, before, strict=True):
         assert torch.equal(torch.cat([*request.prefix_state.states]), expected)
-    assert compiled.search([]) == []
 
 
 @kernels.compiled
@@ -377,7 +370,7 @@ def test_both_searches_agree_on_a_model_of_realistic_size(products: str) -> None
         as_any(run.model.head).bias[UNKNOWN] -= 5
         run.model.embedding.mul_(12)
     compiled, prefix_state = compiled_state(run, "abc", products=products)
-    (result,) = compiled.search([SearchRequest(prefix_state, 10, 5)])
+    result = compiled.search(SearchRequest(prefix_state, 10, 5))
     plain = search(run, "abc", 10, 5, "pytorch")
     assert not result.is_cut
     assert not plain.is_cut

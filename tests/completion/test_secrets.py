@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import TypoTolerantLookup
-from factorcell.completion.online import Learner, User
-from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.systems import open_systems
+from factorcell.completion.online import User
+from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay import open_systems
+from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
@@ -69,19 +69,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_no_source_suggests_texts_of_too_few_users(run: Run) -> None:
     popular, completer, new_user = Popularity.from_run(run), Completer(run, typos=2), User.new(run)
-    replayed = open_systems(run.folder, ("mpc", "online", "blend"), user_column="who")
+    replayed = open_systems(run, ("mpc", "online", "blend"), user_column="who")
     count = 0
     for size in range(len(SECRET) - 3):  # the model may guess the last digits
         prefix = SECRET[:size]
         suggestions = [*popular.complete(prefix), *TypoTolerantLookup(popular).complete(prefix)]
         suggestions += completer.complete(prefix, new_user)
-        suggestions += Blend(completer, popular).complete(prefix, new_user)
+        suggestions += Blend(run, popular, typos=2).complete(prefix, new_user)
         for system in replayed.values():
-            suggestions += system.suggest(system.start("eve"), prefix, {"who": "eve"}, 10)
+            suggestions += system(prefix, {"who": "eve"}, History(), new_user)
         count += len(suggestions)
         assert SECRET not in [s.text for s in suggestions]
     assert count > 100
-    assert SECRET not in [text for text, *_ in Learner(run).largest_gains(new_user, popular.most_popular(100), 100)]
     assert {s.text for s in popular.complete("my p")} == {"my pie is cold", "my pie is hot"}
 
 

@@ -40,7 +40,7 @@ def test_completions_found_in_bfloat16_have_float32_scores(
     with use_instructions(variant):
         compiled, prefix_state = compiled_state(run, prefix, products="bfloat16")
         _, float32_prefix = compiled_state(run, prefix)
-        (result,) = compiled.search([SearchRequest(prefix_state, k, 4)])
+        result = compiled.search(SearchRequest(prefix_state, k, 4))
     assert torch.equal(prefix_state.states[-1], float32_prefix.states[-1])
     scores = [s.log_probability for s in result.completions]
     assert len(scores) == k
@@ -54,7 +54,8 @@ def test_bfloat16_errors_are_within_the_margin(variant: str) -> None:
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.3, hidden_size=70, rank=5, layer_norm=True)
     with use_instructions(variant):
         alone = [
-            compiled.search(requests) for compiled, requests in (many_requests(run), many_requests(run, "bfloat16"))
+            list(map(compiled.search, requests))
+            for compiled, requests in (many_requests(run), many_requests(run, "bfloat16"))
         ]
     for float32_result, bfloat16_result in zip(*alone, strict=True):
         assert [c.ids for c in float32_result.completions] == [c.ids for c in bfloat16_result.completions]
@@ -72,8 +73,7 @@ def test_wrong_bfloat16_weights_do_not_change_the_completions() -> None:
     arrays = {**packed.arrays, "short_weight": elsewhere.packed.arrays["short_weight"]}
     wrong = PackedModel(packed.layout, arrays, packed.specials)
     right, other = (
-        CompiledEngine(run.model, weights).search([SearchRequest(prefix_state, 30, 5)])[0]
-        for weights in (packed, wrong)
+        CompiledEngine(run.model, weights).search(SearchRequest(prefix_state, 30, 5)) for weights in (packed, wrong)
     )
     assert right.expanded_count < other.expanded_count
     assert other.expanded_count > in_float32.expanded_count

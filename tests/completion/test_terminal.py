@@ -32,22 +32,6 @@ def folder(tmp_path: Path) -> Path:
     return run.folder
 
 
-def test_largest_gains_agree_with_the_nats_of_the_model(folder: Path) -> None:
-    run = Run.open(folder)
-    user, texts = User.new(run), ["abc", "abba", "cab", "b"]
-    for _ in range(4):
-        user = learn_one(run, user, "abab")
-    learner = Learner(run)
-    gains = learner.largest_gains(user, texts, 4)
-    before, after = learner.nats(learner.unknown_vector[None], texts), learner.nats(user.vector[None], texts)
-    rises = dict(zip(texts, before - after, strict=True))
-    assert [text for text, _ in gains] == sorted(texts, key=lambda text: -rises[text])
-    assert [nats for _, nats in gains] == pytest.approx([rises[text] for text, _ in gains], abs=1e-5)
-    assert learner.largest_gains(user, texts, 2) == gains[:2]
-    assert learner.largest_gains(user, []) == []
-    assert learner.largest_gains(learner.new(), texts)[0][1] == pytest.approx(0, abs=1e-5)
-
-
 def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["complete", str(folder), "a", "--threads", "1"]
     assert (
@@ -70,15 +54,12 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     )
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["text", "share", "source", "probability", *INDICATORS]
-    scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
+    assert len(lines) == 3
+    scores = [sum(map(float, line.split()[4:])) for line in lines]
     assert scores == sorted(scores, reverse=True)
-    assert lines[4] == "popular texts whose log probability the history raised most"
-    assert {line.split()[0] for line in lines[6:]} == {"abba", "cab"}  # "abc" is less probable with this history
-    assert all(float(line.split()[1]) > 0 for line in lines[6:])
     assert main([*command, "--history", "acca", "--history", "b", "--explain", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "acca" in [row.get("text") for row in rows]
-    assert sum("risen" in row for row in rows) == len(lines[6:])
     assert main([*command, "--context", "city=Oslo"]) == 0
     shown = capsys.readouterr().out.splitlines()[1:]
     suggestions = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"})
@@ -87,7 +68,6 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     output = capsys.readouterr()
     assert output.out.splitlines()[0].split() == ["text", "probability"]
     assert output.err.splitlines()[-1].startswith("--explain: all suggestions are from the model alone")
-    assert output.err.endswith("--context names a user; only suggestions for a new user are blended\n")
     for wrong, message in (
         (
             ["--context", "city=Oslo", "--history", "a"],
@@ -170,7 +150,8 @@ def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
     menu = InteractiveCompleter(run, suggester, User.new(run), {}, 5)
     with create_pipe_input() as keys:
         keys.send_text("acca\rb\r   \rab\x03\x04")  # the third line is empty, the fourth is cancelled
-        user = read_lines(menu, input=keys, output=DummyOutput())
+        read_lines(menu, input=keys, output=DummyOutput())
+    user = menu.user
     expected = learn_one(run, learn_one(run, User.new(run), "acca"), "b")
     assert user is not None
     assert np.array_equal(user.vector, expected.vector)

@@ -4,7 +4,8 @@ import itertools
 import json
 import math
 import unicodedata
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -16,17 +17,20 @@ from hypothesis import strategies as st
 
 from factorcell.commands.cli.main import main
 from factorcell.completion import completer as completer_module
+from factorcell.completion import typos as typo_module
 from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import TypoTolerantLookup
-from factorcell.completion.popularity import History
-from factorcell.completion.suggestions import Suggestion
+from factorcell.completion.popularity import History, Suggestion
 from factorcell.completion.typos import (
     FIRST_TOKEN_COST,
+    LONGEST_CORRECTED,
     TYPO_COST,
     Corrections,
-    TypedPrefix,
-    TypoCosts,
+    Distances,
+    TypoTolerantLookup,
     find_corrections,
+)
+from factorcell.completion.typos import (
+    max_typos_for as allowed_typos,
 )
 from factorcell.data.text_folds import same_prefix
 from factorcell.data.tokenizers.tokenizer import END
@@ -68,31 +72,30 @@ LETTERS = "abc"
 
 
 @settings(max_examples=150)
-@given(typed=st.text(LETTERS, max_size=7), text=st.text(LETTERS, max_size=9), max_typos=st.integers(0, 2))
-def test_a_band_has_the_distances_of_every_beginning(typed: str, text: str, max_typos: int) -> None:
-    typed_prefix = TypedPrefix([ord(letter) for letter in typed], max_typos)
-    band, too_many = typed_prefix.start(), max_typos + 1
+@given(typed=st.text(LETTERS, min_size=1, max_size=7), text=st.text(LETTERS, max_size=9), max_typos=st.integers(0, 2))
+def test_distances_are_those_of_every_beginning(typed: str, text: str, max_typos: int) -> None:
+    distances, too_many = Distances.start([ord(letter) for letter in typed], max_typos), max_typos + 1
     for length in range(len(text) + 1):
         if length:
-            band = typed_prefix.extend(band, np.zeros(1, np.int64), np.array([ord(text[length - 1])]), length)
-        for position, actual in zip(length + typed_prefix.offsets, band.distances[0], strict=True):
-            inside = 0 <= position <= len(typed)
-            assert actual == (min(too_many, edit_distance(text[:length], typed[:position])) if inside else too_many)
+            distances = distances.extend(np.zeros(1, np.int64), np.array([ord(text[length - 1])]))
+        expected = [min(too_many, edit_distance(text[:length], typed[:end])) for end in range(len(typed) + 1)]
+        assert distances.distances[0].tolist() == expected
         best = min(too_many, count_typos(text[:length], typed))
-        assert band.whole_prefix_typos[0] == best
+        assert distances.whole_prefix_typos[0] == best
         # The continuations with the fewest typos end with a suffix of the prefix.
         follows = [
             min(too_many, count_typos(text[:length] + typed[position:], typed)) for position in range(len(typed) + 1)
         ]
-        assert band.is_settled[0] == (min(follows) == best)
-        assert band.min_typos[0] == min(follows)
-        assert not length or band.first_token_differs[0] == (text[0] != (typed or " ")[0])
+        assert distances.is_settled[0] == (min(follows) == best)
+        assert distances.min_typos[0] == min(follows)
+        assert not length or distances.first_token_differs[0] == (text[0] != typed[0])
 
 
 def test_longer_prefixes_may_have_more_typos() -> None:
-    assert [TypoCosts(2).max_typos_for(length) for length in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
-    assert [TypoCosts(1).max_typos_for(length) for length in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
-    assert {TypoCosts(0).max_typos_for(length) for length in range(8)} == {0}
+    assert [allowed_typos(length, 2) for length in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert [allowed_typos(length, 1) for length in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert {allowed_typos(length, 0) for length in range(8)} == {0}
+    assert [allowed_typos(length, 2) for length in (LONGEST_CORRECTED, LONGEST_CORRECTED + 1)] == [2, 0]
     for number in (-1, 3):
         with pytest.raises(UserError, match=f"typos is {number}; it must be"):
             Completer(make_letters(), typos=number)
@@ -139,10 +142,22 @@ def nearby_letters(typed: str, position: int, max_typos: int) -> str:
     return typed[max(0, position - max_typos) : position + max_typos + 1]
 
 
-def corrections_of(run: Run, typed: str, typos: TypoCosts, max_tokens: int = 99) -> Corrections:
-    """Return the corrections that the search finds."""
-    with run.scoring():
-        return find_corrections(run, tuple(typed), plain_state(run, typed), typos, max_tokens=max_tokens)
+def corrections_of(
+    run: Run, typed: str, max_tokens: int = 99, *, expanded: int = 10**7, count: int = 10**6
+) -> Corrections:
+    """Return the corrections that the search finds with these limits."""
+    with run.scoring(), set_constants(MAX_EXPANDED=expanded, MAX_CORRECTIONS=count):
+        state = plain_state(run, typed)
+        return find_corrections(run, tuple(typed), state, max_typos_for(typed, 2), max_tokens=max_tokens)
+
+
+@contextmanager
+def set_constants(**values: float) -> Iterator[None]:
+    """Change constants of the search for corrections within the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in values.items():
+            patch.setattr(typo_module, name, value)
+        yield
 
 
 @pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca"])
@@ -151,7 +166,7 @@ def test_corrections_are_those_of_an_enumeration(typed: str) -> None:
     max_typos = max_typos_for(typed, 2)
     max_tokens = 7 if len(typed) < 6 else 6
     expected = enumerate_corrections(run, typed, max_typos, max_tokens)
-    result = corrections_of(run, typed, TypoCosts(2, **UNLIMITED), max_tokens)
+    result = corrections_of(run, typed, max_tokens)
     actual = {("".join(c.tokens), c.is_whole_text): (c.typos, c.log_probability) for c in result.corrections}
     assert len(actual) == len(result.corrections)
     assert actual.keys() == expected.keys()
@@ -163,7 +178,7 @@ def test_corrections_are_those_of_an_enumeration(typed: str) -> None:
     assert result.log_total == pytest.approx(float(np.logaddexp.reduce(logs)), abs=CLOSE)
     assert result.typed_log_probability == pytest.approx(log_prob_of(run, typed, is_whole_text=False), abs=CLOSE)
     # A limit returns the best corrections.
-    few = corrections_of(run, typed, TypoCosts(2, max_expanded=10**7, max_corrections=3), max_tokens)
+    few = corrections_of(run, typed, max_tokens, count=3)
     assert few.corrections == result.corrections[:3]
     assert few.log_total == result.log_total
 
@@ -172,7 +187,7 @@ def test_corrections_are_those_of_an_enumeration(typed: str) -> None:
 @given(typed=st.text("abcz", min_size=3, max_size=9), rows=st.integers(0, 120), seed=st.integers(0, 9))
 def test_a_narrow_beam_reads_at_most_max_rows_hypotheses(typed: str, rows: int, seed: int) -> None:
     run = make_letters(seed=seed, spread=0.8)
-    result = corrections_of(run, typed, TypoCosts(2, max_expanded=rows, max_corrections=20))
+    result = corrections_of(run, typed, expanded=rows, count=20)
     assert result.expanded_count <= rows
     assert bool(result.corrections) or rows < 11 * len(typed)
     for correction in result.corrections:
@@ -180,10 +195,10 @@ def test_a_narrow_beam_reads_at_most_max_rows_hypotheses(typed: str, rows: int, 
         log = log_prob_of(run, text, is_whole_text=correction.is_whole_text)
         assert correction.log_probability == pytest.approx(log - cost_of(text, typed), abs=CLOSE)
         assert 1 <= correction.typos == count_typos(text, typed) <= max_typos_for(typed, 2)
-    assert corrections_of(run, typed, TypoCosts(2, max_expanded=rows, max_corrections=20)) == result
+    assert corrections_of(run, typed, expanded=rows, count=20) == result
     with run.scoring():
         prefix_state = plain_state(run, typed)
-        late = find_corrections(run, tuple(typed), prefix_state, TypoCosts(2), max_tokens=99, deadline=0.0)
+        late = find_corrections(run, tuple(typed), prefix_state, 1, max_tokens=99, deadline=0.0)
     assert (late.corrections, late.expanded_count) == ((), 0)
     assert late.typed_log_probability == result.typed_log_probability
 
@@ -191,13 +206,12 @@ def test_a_narrow_beam_reads_at_most_max_rows_hypotheses(typed: str, rows: int, 
 # Whole texts.
 
 
-UNLIMITED = {"max_expanded": 10**7, "max_corrections": 10**6}
-CHEAP = TypoCosts(2, cost=1.5, first_token_cost=0.5)  # low costs, so that texts with typos are among the best
+CHEAP = {"TYPO_COST": 1.5, "FIRST_TOKEN_COST": 0.5}  # low costs, so that texts with typos are among the best
 
 
 @pytest.mark.parametrize("typed", ["abc", "cba", "bbca", "bzc", "abcabc"])
 def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
-    """Rank all texts except the prefix by log p - cost; in each round of ten, texts without typos come first."""
+    """Rank all texts except the prefix by log p - cost; among the best, texts without typos come first."""
     max_tokens = max(4, len(typed))
     run = make_letters(seed=4, spread=0.6, data={"max_tokens": max_tokens + 1})
     letters, max_typos, k = "".join(run.tokenizer.tokens[END + 1 :]), max_typos_for(typed, 2), 12
@@ -211,15 +225,14 @@ def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
             text: log_prob_of(run, text) for text in longer if "z" in text and count_typos(text, typed) <= max_typos
         }
     scores = {
-        text: log - count_typos(text, typed) * CHEAP.cost - (text[:1] != typed[:1]) * CHEAP.first_token_cost
+        text: log - count_typos(text, typed) * CHEAP["TYPO_COST"] - (text[:1] != typed[:1]) * CHEAP["FIRST_TOKEN_COST"]
         for text, log in every.items()
         if count_typos(text, typed) <= max_typos and text != typed and is_reachable(text, typed)
     }
     ranked = sorted(scores, key=lambda text: -scores[text])
-    chosen = [s for part in (ranked[:10], ranked[10:20]) for s in sorted(part, key=lambda t: not t.startswith(typed))][
-        :k
-    ]
-    suggestions = Completer(run, typos=replace(CHEAP, **UNLIMITED)).complete(typed, context={"city": "Oslo"}, k=k)
+    chosen = sorted(ranked[:k], key=lambda text: not text.startswith(typed))
+    with set_constants(MAX_EXPANDED=10**7, MAX_CORRECTIONS=10**6, **CHEAP):
+        suggestions = Completer(run, typos=2).complete(typed, context={"city": "Oslo"}, k=k)
     assert [s.text for s in suggestions] == chosen
     assert [s.typos for s in suggestions] == [count_typos(text, typed) for text in chosen]
     logs = [s.log_probability - scores[s.text] for s in suggestions]
@@ -252,8 +265,9 @@ def is_reachable(text: str, typed: str) -> bool:
 def test_typos_are_forgiven_in_any_typed_text(tokenizer: str, typed: str) -> None:
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "👩", "a\rb\n", "\r\n", "שלום")
     run = make_letters(texts, data={"tokenizer": tokenizer, "max_tokens": 30}, spread=0.8)
-    plain, tolerant = Completer(run), Completer(run, typos=CHEAP)
-    exact, suggestions = plain.complete(typed, k=15), tolerant.complete(typed, k=15)
+    plain, tolerant = Completer(run), Completer(run, typos=2)
+    with set_constants(**CHEAP):
+        exact, suggestions = plain.complete(typed, k=15), tolerant.complete(typed, k=15)
     normalized, split = same_prefix(typed), plain.tokenizer.split
     assert len({unicodedata.normalize("NFC", s.text) for s in suggestions}) == len(suggestions) == 15
     assert [s.typos > 0 for s in suggestions] == sorted(s.typos > 0 for s in suggestions)

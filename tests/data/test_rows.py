@@ -282,5 +282,5 @@ def test_functions_of_whole_tables_reject_tables_without_rows(run: Run, source: 
 
 
 def test_scoring_a_file_without_rows_returns_an_empty_list(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,city,stars,lat\n", encoding="utf-8")
+    (tmp_path / "a.csv").write_text("text,city,stars,lat,lon\n", encoding="utf-8")
     assert run.score_rows(tmp_path / "a.csv") == []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import Completer, Run, UserError
+from factorcell import Run, UserError
 from factorcell.completion import Blend, Popularity, User
 from factorcell.completion.blend import FEATURES, BlendWeights
 from factorcell.completion.online import LearningRule, learn_one
@@ -55,7 +55,7 @@ def model_outputs(folder: Path) -> Any:
     if folder.name == "letters":
         run = Run.open(folder)
         user = learn_one(run, User.new(run), "bake bread")
-        blend = Blend(Completer(run), Popularity.from_run(run))
+        blend = Blend(run, Popularity.from_run(run))
         results += [user.vector.tobytes(), LearningRule.load(run.folder), blend.complete("ba", user, k=3)]
     if folder.name == "tuned":
         start = StartingPoint.read(folder)

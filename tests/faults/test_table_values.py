@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from factorcell import Run, UserError
-from factorcell.completion.replay import streams
+from factorcell.completion.replay import read_streams
 from factorcell.config import Config
 from tests.faults.tables import (
     ROLES,
@@ -277,9 +277,9 @@ STREAM_TIMES: list[tuple[Any, str]] = [
 def test_times_of_a_stream(value: Any, message: str) -> None:
     rows = [{"text": "warm sand", "user": "ann", "t": moment} for moment in (0, value)]
     if message == "in time order":
-        (stream,) = streams.read_streams(rows, Config.of(), time_column="t")
+        (stream,) = read_streams(rows, Config.of(), time_column="t")
         assert len(stream.rows) == 2
         return
     with pytest.raises(UserError, match="in-memory table row 2: t is ") as error:
-        streams.read_streams(rows, Config.of(), time_column="t")
+        read_streams(rows, Config.of(), time_column="t")
     assert message in str(error.value)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
-from prompt_toolkit.layout.processors import TransformationInput
 
 from factorcell.commands.cli import terminal
 from factorcell.commands.cli.main import main
-from factorcell.commands.interactive import HiddenCharacters, InteractiveCompleter
+from factorcell.commands.interactive import InteractiveCompleter
 from factorcell.completion.blend import new_suggester
 from factorcell.io import files
 from factorcell.runs.run import Run
@@ -230,7 +229,3 @@ def test_the_interactive_menu_shows_nothing_hostile(
     menu = InteractiveCompleter(run, new_suggester(run), None, {}, 5)
     suggestions = list(menu.get_completions(Document("the sea "), CompleteEvent()))
     assert not [suggestion for suggestion in suggestions if unescaped_characters(suggestion.display_text)]
-    fragments = [("class:a", "ab\x1b"), ("", "\u202ecd"), ("class:b", "\n")]
-    transformation = TransformationInput(None, Document(""), 0, lambda place: place, fragments, 80, 1)  # type: ignore[arg-type]
-    drawn = HiddenCharacters().apply_transformation(transformation)
-    assert drawn.fragments == [("class:a", "ab\ufffd"), ("", "\ufffdcd"), ("class:b", "\ufffd")]

@@ -1,16 +1,16 @@
 """Compare beam searches with an enumeration of all texts and with a plain implementation."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
-from factorcell.errors import UserError
-from factorcell.generation.beam_search import Beam, search_beam, search_stochastic_beam
-from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator
+from factorcell.generation.generate import GenerationOptions, random_generator
+from factorcell.generation.writing import Constraints, GeneratedText, WritingTask, search_beams
 from factorcell.nn.backbones.recurrent import RecurrentState
 from tests.brute_force import best_texts, conditioning, enumerate_texts, may_follow, next_log_probs
 from tests.kernels import compiled
@@ -26,7 +26,26 @@ CONSTRAINTS = [
     Constraints(max_tokens=4, stops=((A, C), (B,))),
 ]
 NAMES = ["free", "long", "new", "stop"]
-TASK = WritingTask(RUN.model, conditioning(RUN, ["Oslo"]), torch.tensor([0]), Constraints())
+
+
+def search(
+    constraints: Constraints,
+    contexts: Sequence[int],
+    method: str = "beam",
+    *,
+    num_texts: int = 1,
+    first: int = 0,
+    prompt: Sequence[int] = (),
+    deadline: float = math.inf,
+    **options: Any,
+) -> list[list[GeneratedText]]:
+    """Return the best texts in the cities with the numbers `contexts`."""
+    context = conditioning(RUN, CITIES)
+    task = WritingTask(RUN.model, context, torch.tensor(contexts), constraints, prompt=prompt, deadline=deadline)
+    settings = GenerationOptions(method, **options)
+    width, _ = settings.beam_sizes(num_texts)
+    requests = settings.requests(len(contexts), first, num_texts)
+    return search_beams(task, requests, width=width, length_penalty=settings.length_penalty, num_texts=num_texts)
 
 
 def with_end(text: GeneratedText, constraints: Constraints) -> tuple[int, ...]:
@@ -38,10 +57,7 @@ def with_end(text: GeneratedText, constraints: Constraints) -> tuple[int, ...]:
 @pytest.mark.parametrize("constraints", CONSTRAINTS, ids=NAMES)
 @pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
 def test_a_wide_beam_finds_the_best_texts(constraints: Constraints, length_penalty: float) -> None:
-    results = search_beam(
-        WritingTask(RUN.model, conditioning(RUN, CITIES), torch.tensor([1, 0, 1]), constraints, prompt=(C,)),
-        Beam(width=300, length_penalty=length_penalty, num_texts=7),
-    )
+    results = search(constraints, [1, 0, 1], prompt=(C,), width=300, length_penalty=length_penalty, num_texts=7)
     for city, texts in zip(("Nice", "Oslo", "Nice"), results, strict=True):
         expected = best_texts(enumerate_texts(RUN, city, constraints, (C,)), length_penalty, 7)
         assert [with_end(text, constraints) for text in texts] == [tokens for tokens, _ in expected]
@@ -50,43 +66,26 @@ def test_a_wide_beam_finds_the_best_texts(constraints: Constraints, length_penal
 
 @pytest.mark.parametrize("constraints", CONSTRAINTS, ids=NAMES)
 def test_a_stochastic_beam_obeys_the_constraints(constraints: Constraints) -> None:
-    context = conditioning(RUN, CITIES)
-    results = search_stochastic_beam(
-        WritingTask(RUN.model, context, torch.tensor([0, 1]), constraints),
-        Beam(length_penalty=1.0, width=4, num_texts=3),
-        Sampler(),
-        branching=2,
-    )
+    results = search(constraints, [0, 1], "stochastic", width=4, num_texts=3, branching=2)
     for city, texts in zip(CITIES, results, strict=True):
         log_probs = enumerate_texts(RUN, city, constraints)
         assert texts
         assert len({text.tokens for text in texts}) == len(texts)
         for text in texts:
             assert text.log_probability == pytest.approx(log_probs[with_end(text, constraints)], abs=1e-5)
-    results = search_stochastic_beam(
-        WritingTask(RUN.model, context, torch.tensor([0, 1]), constraints),
-        Beam(length_penalty=1.0, width=300, num_texts=3),
-        Sampler(3.0),
-        branching=300,
-    )
+    results = search(constraints, [0, 1], "stochastic", width=300, num_texts=3, temperature=3.0, branching=300)
     for city, texts in zip(CITIES, results, strict=True):
         expected = [tokens for tokens, _ in best_texts(enumerate_texts(RUN, city, constraints), 1.0, 3)]
         assert [with_end(text, constraints) for text in texts] == expected
 
 
 def test_stochastic_texts_are_the_same_in_any_batch() -> None:
-    context, constraints = conditioning(RUN, CITIES), Constraints(max_tokens=8, min_tokens=6, no_repeat_ngram=3)
+    constraints = Constraints(max_tokens=8, min_tokens=6, no_repeat_ngram=3)
 
     def texts(numbers: range, seed: int) -> list[tuple[int, ...]]:
-        contexts = torch.tensor([number % 2 for number in numbers])
-        results = search_stochastic_beam(
-            WritingTask(RUN.model, context, contexts, constraints),
-            Beam(width=3, length_penalty=0.5),
-            Sampler(),
-            branching=2,
-            seed=seed,
-            first=numbers[0],
-        )
+        options: dict[str, Any] = {"width": 3, "length_penalty": 0.5, "branching": 2, "seed": seed}
+        contexts = [number % 2 for number in numbers]
+        results = search(constraints, contexts, "stochastic", first=numbers[0], **options)
         return [text.tokens for (text,) in results]
 
     together = texts(range(30), 1)
@@ -123,13 +122,8 @@ def test_a_stochastic_beam_agrees_with_the_thesis(width: int, branching: int) ->
     constraints, numbers = Constraints(max_tokens=5, min_tokens=2), range(20)
     results: dict[float, list[tuple[int, ...]]] = {}
     for penalty in (0.0, 1.0):
-        texts = search_stochastic_beam(
-            WritingTask(RUN.model, conditioning(RUN, CITIES), torch.tensor([n % 2 for n in numbers]), constraints),
-            Beam(width=width, length_penalty=penalty),
-            Sampler(),
-            branching=branching,
-            seed=5,
-        )
+        options: dict[str, Any] = {"width": width, "length_penalty": penalty, "branching": branching, "seed": 5}
+        texts = search(constraints, [number % 2 for number in numbers], "stochastic", **options)
         results[penalty] = [with_end(text, constraints) for (text,) in texts]
         for number, (text,) in enumerate(texts):
             reference = reference_search(CITIES[number % 2], number, width, branching, constraints)
@@ -141,25 +135,9 @@ def test_a_stochastic_beam_agrees_with_the_thesis(width: int, branching: int) ->
 
 
 def test_a_search_without_time_returns_empty_texts() -> None:
-    task = WritingTask(
-        RUN.model, conditioning(RUN, CITIES), torch.tensor([0, 1]), Constraints(max_tokens=4), deadline=0
-    )
-    for results in (search_beam(task, Beam()), search_stochastic_beam(task, Beam(), Sampler())):
+    for method in ("beam", "stochastic"):
+        results = search(Constraints(max_tokens=4), [0, 1], method, deadline=0)
         assert results == [[GeneratedText((), 0.0, 0, False)]] * 2
-
-
-@pytest.mark.parametrize(
-    ("construct", "message"),
-    [
-        (lambda: Beam(width=0), "width is 0"),
-        (lambda: Beam(num_texts=0), "number is 0"),
-        (lambda: Beam(length_penalty=-1.0), "length_penalty"),
-        (lambda: search_stochastic_beam(TASK, Beam(), Sampler(), branching=0), "branching is 0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(construct: Callable[[], object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        construct()
 
 
 @compiled
@@ -171,7 +149,5 @@ def test_a_step_copies_the_states_of_unfinished_texts_once(monkeypatch: pytest.M
         return select(state, rows)
 
     monkeypatch.setattr(RecurrentState, "select", record_count)
-    constraints = Constraints(max_tokens=4, min_tokens=4)
-    task = WritingTask(RUN.model, conditioning(RUN, CITIES), torch.tensor([0]), constraints)
-    search_beam(task, Beam(width=2))
+    search(Constraints(max_tokens=4, min_tokens=4), [0], width=2)
     assert counts[1:] == [2, 2, 2, 2]  # the first is the initial state

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell.data.tokenizers.tokenizer import START
-from factorcell.generation.choosing import (
+from factorcell.generation.writing import (
     Constraints,
-    Sampler,
     choose_tokens,
     draw_tokens,
     drawing_weights,
@@ -35,9 +34,9 @@ LOGS = torch.tensor([PROBABILITIES]).log()
 NO_PLACES = torch.zeros(0, 0)
 
 
-def is_candidate(draw: Sampler, logs: Tensor = LOGS) -> list[bool]:
+def is_candidate(logs: Tensor = LOGS, **options: Any) -> list[bool]:
     """Return which tokens may be drawn."""
-    return (drawing_weights(draw.request_draws(NO_PLACES), logs)[0] > 0).tolist()
+    return (drawing_weights(SampleRequest(NO_PLACES, **options), logs)[0] > 0).tolist()
 
 
 @given(
@@ -80,20 +79,20 @@ def check_draws(weight: Any, places: Any, tokens: Tensor) -> None:
 def test_top_p_keeps_the_most_probable_tokens(size: int, seed: int, share: float) -> None:
     weight = torch.from_numpy(np.random.default_rng(seed).integers(0, 8, size).astype(np.float32))
     weight[0] = 1.0
-    is_kept = drawing_weights(Sampler(top_p=share).request_draws(NO_PLACES), weight[None].log())[0] > 0
+    is_kept = drawing_weights(SampleRequest(NO_PLACES, top_p=share), weight[None].log())[0] > 0
     above = torch.stack([weight[weight > value].sum() for value in weight])
     sure = ((above - share * weight.sum()).abs() > 1e-4) & (weight > 0)
     assert ((above < share * weight.sum())[sure] == is_kept[sure]).all()
 
 
 def test_candidates_are_the_most_probable_tokens() -> None:
-    assert is_candidate(Sampler(top_k=2)) == [True, True, False, False, False]
-    assert is_candidate(Sampler(top_p=0.74)) == [True, True, False, False, False]
-    assert is_candidate(Sampler(top_p=0.76)) == [True, True, True, False, False]
-    assert is_candidate(Sampler(temperature=0.5, top_p=0.74)) == [True, False, False, False, False]
-    smallest = Sampler(top_k=1, top_p=5e-324)  # the share of all weights underflows to 0
-    assert is_candidate(smallest, torch.tensor([[0.4, 0.3, 0.3]]).log()) == [True, False, False]
-    weight = drawing_weights(Sampler(temperature=0.5).request_draws(NO_PLACES), LOGS)[0]
+    assert is_candidate(top_k=2) == [True, True, False, False, False]
+    assert is_candidate(top_p=0.74) == [True, True, False, False, False]
+    assert is_candidate(top_p=0.76) == [True, True, True, False, False]
+    assert is_candidate(temperature=0.5, top_p=0.74) == [True, False, False, False, False]
+    smallest = is_candidate(torch.tensor([[0.4, 0.3, 0.3]]).log(), top_k=1, top_p=5e-324)
+    assert smallest == [True, False, False], "the share of all weights underflows to 0"
+    weight = drawing_weights(SampleRequest(NO_PLACES, temperature=0.5), LOGS)[0]
     assert (weight / weight.sum()).tolist() == pytest.approx([x**2 / 0.3359375 for x in PROBABILITIES])
 
 
@@ -106,7 +105,7 @@ def test_compiled_draws_have_the_frequencies_of_the_weights(
 ) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
     probabilities, count = torch.tensor([[0.3, 0.05, 0.15, 0.15, 0.15, 0.0, 0.2]]), 20_000
-    draws = Sampler(1.3, top_k, top_p).request_draws(((torch.arange(count) + 0.5) / count)[None].double())
+    draws = SampleRequest(((torch.arange(count) + 0.5) / count)[None].double(), 1.3, top_k, top_p)
     tokens, logs = compiled_choice(probabilities.log(), draws)
     weight = drawing_weights(draws, probabilities.log())[0]
     frequency = torch.bincount(tokens[0], minlength=7) / count

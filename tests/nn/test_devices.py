@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from factorcell.completion.online import Learner, LearningRule
-from factorcell.completion.replay.streams import read_streams
-from factorcell.completion.replay.tuning import progressive_sums
+from factorcell.completion.replay import read_streams
+from factorcell.completion.tuning import progressive_sums
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.generation.beam_search import Beam, search_beam
-from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import WritingTask, collect_texts, generate_steps, sampling_requests
+from factorcell.generation.generate import GenerationOptions
+from factorcell.generation.writing import Constraints, WritingTask, search_beams, write_texts
 from factorcell.nn import devices
 from factorcell.options.option_fields import HuggingFaceOptions, RecurrentOptions
 from factorcell.runs.run import Run
@@ -76,9 +75,10 @@ def test_scores_equal_those_of_the_processor(
             Constraints(max_tokens=5),
         )
         task = WritingTask(run.model, conditioning, rows_of_texts, rules)
-        steps = generate_steps(task, sampling_requests(Sampler(), 3, 5))
-        beams = [[text.tokens for text in beam] for beam in search_beam(task, Beam(num_texts=2))]
-        texts = beams, [text.tokens for text in collect_texts(3, steps, rules)]
+        sampling = GenerationOptions(max_tokens=5).requests(3, device=run.device)
+        searching = GenerationOptions("beam").requests(3, text_count=2)
+        beams = search_beams(task, searching, width=8, length_penalty=0.0, num_texts=2)
+        texts = [[text.tokens for text in beam] for beam in (*beams, write_texts(task, sampling))]
         return [run.nats(corpus), log_likelihoods(run, corpus, cities), log_likelihoods(run, corpus, points), texts]
 
     expected = results()
@@ -163,7 +163,7 @@ def check_equal(results: list[tuple[Row, dict[str, Tensor]]]) -> None:
 @pytest.mark.usefixtures("plain_training")
 @pytest.mark.parametrize("samples", [0, 5])
 def test_training_equals_that_on_the_processor(samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("nn.backbones.cells", "adapters.dropout"):  # draw the masks of other devices on both
+    for module in ("nn.backbones.recurrent", "nn.backbones.backbone"):  # draw the masks of other devices on both
         monkeypatch.setattr(f"factorcell.{module}.dropout_mask", bernoulli)
     options = {"samples": samples, "batch_tokens": 30}
     drop: dict[str, Any] = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output")}

@@ -1,4 +1,4 @@
-"""The commands `complete`, which suggests texts, and `tune-online`, which chooses how a run learns from new users."""
+"""The commands `complete`, which suggests texts, `tune-online`, which fits how, and `replay`, which evaluates it."""
 
 import argparse
 import dataclasses
@@ -12,25 +12,24 @@ from typing import Any
 
 from factorcell.bootstrap import Interval
 from factorcell.commands.cli import options, terminal
-from factorcell.completion import online
+from factorcell.completion import online, tuning
 from factorcell.completion.blend import INDICATORS, ORDERS, Blend, BlendWeights, new_suggester, save_settings
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users, learn_one
-from factorcell.completion.replay import streams as replay_streams
-from factorcell.completion.replay import tuning
-from factorcell.completion.replay.streams import PrefixDraw
+from factorcell.completion.online import Learner, User, distinguishes_users, learn_one
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay import context_columns, open_systems, read_streams, replay, summarise
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables.chunks import format_names
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
-from factorcell.io import findings
+from factorcell.io import files, findings
 from factorcell.io.extras import missing_package_error
 from factorcell.options.choices import ONLINE_OPTIMIZERS
 from factorcell.runs.run import Run
 
-# Number of popular texts whose probabilities with and without the history are compared (thesis 2018, section 5.4.2).
-COMPARED_POPULAR_TEXTS = 1500
+# Groups of texts whose mean reciprocal rank `replay` shows -> their title
+REPLAY_GROUPS = {"prefix_length": "prefix length", "position": "earlier texts", "user": "user"}
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
@@ -49,10 +48,10 @@ def run_complete(arguments: argparse.Namespace) -> None:
         return _complete_lines(run, suggester, user, context, arguments)
     if arguments.prefix is None:
         return _complete_interactively(run, suggester, user, context, arguments.count)
-    if not suggester.fits(arguments.prefix):
+    typed_text = suggester.type_text(suggester.begin(user, context), arguments.prefix)
+    if not typed_text.fits:
         max_text_tokens = run.config.data.max_tokens - 1
         terminal.notify(f"PREFIX is too long: the run completes texts of at most {max_text_tokens:,} tokens")
-    typed_text = suggester.type_text(suggester.begin(user, context), arguments.prefix)
     result = suggester.suggest(typed_text, arguments.count)
     texts = [suggestion.text for suggestion in result.suggestions]
     log_probs = suggester.log_probabilities(arguments.prefix, texts, user, context)
@@ -60,24 +59,12 @@ def run_complete(arguments: argparse.Namespace) -> None:
         {**dataclasses.asdict(suggestion), "probability": None if math.isnan(log_prob) else math.exp(log_prob)}
         for suggestion, log_prob in zip(result.written(run.tokenizer), log_probs, strict=True)
     ]
-    gains = []
-    if (
-        arguments.explain
-        and isinstance(suggester, Blend)
-        and suggester.popularity
-        and user is not None
-        and user.text_count
-    ):
-        popular_texts = suggester.popularity.most_popular(COMPARED_POPULAR_TEXTS)
-        largest_gains = Learner(run).largest_gains(user, popular_texts, arguments.count)
-        gains = [(text, nats) for text, nats in largest_gains if nats > 0]
     if result.is_cut:
         terminal.notify(f"the search stopped after {result.expanded_count:,} hypotheses; better suggestions may exist")
     if arguments.explain and rows and not rows[0]["parts"]:
-        terminal.notify(
-            f"--explain: all suggestions are from the model alone, since {_reason_without_blend(run, suggester)}"
-        )
-    return _show(rows, gains, arguments)
+        needs = "a blend needs a new user, and a run with popular texts that distinguishes users"
+        terminal.notify(f"--explain: all suggestions are from the model alone; {needs}")
+    return _show(rows, arguments)
 
 
 def run_tune_online(arguments: argparse.Namespace) -> None:
@@ -85,47 +72,40 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     run = options.open_on_device(Run.open, arguments.run, arguments)
     report_run(run)
     user_column = online.user_variable(run).source_column
-    user_streams = replay_streams.read_streams(
+    user_streams = read_streams(
         arguments.dev,
         run.config,
         user_column=user_column,
-        time_column=choose_time_column(arguments.dev, arguments.time, run.config.data.time),
+        time_column=choose_column(arguments.dev, "--time", arguments.time, run.config.data.time),
         context_columns=run.schema.columns(without=user_column),
         max_rows_per_user=arguments.rows_per_user,
-        draw=PrefixDraw(arguments.every),
+        every=arguments.every,
     )
-    texts = sum(len(stream.rows) for stream in user_streams)
     start, seconds = time.monotonic(), 60 * arguments.minutes
-    rule_rows = []
-    for row in tuning.try_rates(
+    rule, rule_rows = tuning.fit_rule(
         run,
         user_streams,
         arguments.optimizer or ONLINE_OPTIMIZERS,
-        max_norm=arguments.max_norm,
+        arguments.max_norm,
         unknown=arguments.unknown,
-    ):
-        rule_rows.append(row)
-        terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {terminal.format_interval(row, 'perplexity')}")
-        if len(rule_rows) > 1 and time.monotonic() > start + tuning.RULE_SHARE * seconds:
-            break
-    learning_rows = rule_rows[1:]  # the first row is for completion without learning
-    best = min(learning_rows, key=lambda row: float(row["perplexity"]))
-    rule = LearningRule(best["optimizer"], best["rate"], arguments.max_norm)
+        deadline=start + tuning.RULE_SHARE * seconds,
+    )
     weights, blend_rows = BlendWeights.load(run.folder), list[dict[str, Any]]()
     if (run.folder / POPULARITY).exists():
-        completer = Completer(run, unknown=arguments.unknown, seconds=arguments.seconds)
+        blend = Blend(run, Popularity.from_run(run), unknown=arguments.unknown, seconds=arguments.seconds)
         learner = Learner(run, rule, arguments.unknown)
-        weights, ranks = tuning.fit_blend(completer, learner, user_streams, start + seconds)
+        weights, ranks = tuning.fit_blend(blend, learner, user_streams, start + seconds)
         blend_rows = [{**ranks, "weights": dict(weights.values), "threshold": weights.threshold}]
     save_settings(run, rule, weights)
     if arguments.json:
         return terminal.show_json([*rule_rows, *blend_rows])
-    _show_rules(rule_rows)
+    shown_rows = [{**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rule_rows]
+    for row in shown_rows[1:]:
+        row["change"] = f"{row['change']:+.1%}"
+    terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity", "change"))
+    texts = sum(len(stream.rows) for stream in user_streams)
     terminal.show(f"{run.folder}: learning rule set to {rule} ({online.SETTINGS})")
-    change = Interval.from_row(best, "change")
-    assert change is not None  # all rows after the first have a change
-    of_texts = f"all {texts:,} texts of {len(user_streams):,} users, also used to choose the rate"
-    terminal.show(f"perplexity change by learning users: {change.to_text('.1f', 100, '%')} ({of_texts})")
+    terminal.show(f"perplexities of all {texts:,} texts of {len(user_streams):,} users; they also chose the rate")
     for row in blend_rows:
         _show_blend(row)
     return terminal.notify(
@@ -133,19 +113,8 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     )
 
 
-def _show_rules(rule_rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the perplexity of each learning rule, and its change from the perplexity without learning."""
-    shown_rows = []
-    for row in rule_rows:
-        change = Interval.from_row(row, "change")
-        cells = {"perplexity": terminal.format_interval(row, "perplexity")}
-        cells["change"] = "" if change is None else change.to_text(".1f", 100, "%")
-        shown_rows.append({**row, "rate": f"{row['rate']:g}", **cells})
-    terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity", "change"))
-
-
 def _show_blend(row: Mapping[str, Any]) -> None:
-    """Print the mean reciprocal ranks of the blend and of its sources alone, and the weights of the blend."""
+    """Print the mean reciprocal ranks of the blend and of its sources alone."""
     count = f"{row['queries']:,} of these texts, by {row['users']:,} users"
     terminal.show(f"mean reciprocal rank on {count} (blend: with weights fitted to other users):")
     terminal.show(f"  {'blend':<14} {terminal.format_interval(row, 'mrr')} (weights fitted to all users)")
@@ -154,34 +123,96 @@ def _show_blend(row: Mapping[str, Any]) -> None:
     difference = Interval.from_row(row, "mrr_difference")
     assert difference is not None  # the row has figures of at least one text
     terminal.show(f"  blend - model  {difference.to_text('.4f')}")
-    terminal.show_table(
-        [{"feature": feature, "weight": f"{weight:+z.3f}"} for feature, weight in row["weights"].items()],
-        ("feature", "weight"),
+
+
+def run_replay(arguments: argparse.Namespace) -> None:
+    """Run `factorcell replay`."""
+    if not files.is_new(arguments.out):
+        raise files.folder_exists_error(arguments.out)
+    open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
+    run = options.open_on_device(open_run, arguments.run, arguments)
+    report_run(run)
+    data = run.config.data
+    names = None if arguments.compare is None else arguments.compare.split(",")
+    user_column = choose_column(arguments.heldout, "--user", arguments.user, data.user) or "user"
+    time_column = choose_column(arguments.heldout, "--time", arguments.time, data.time)
+    systems = open_systems(run, names, user_column=user_column, unknown=arguments.unknown, seconds=arguments.seconds)
+    streams = read_streams(
+        arguments.heldout,
+        run.config,
+        user_column=user_column,
+        time_column=time_column,
+        context_columns=context_columns(run, user_column),
+        max_rows_per_user=arguments.rows_per_user,
+        every=arguments.every,
     )
-    terminal.show(f"texts that only the model proposes need a probability of {row['threshold']:.3f}")
+    learner = Learner(run, unknown=arguments.unknown) if distinguishes_users(run) else None
+    rows = list(replay(systems, streams, data.text, learner))
+    seen_users = None
+    if data.user == user_column:
+        variable = run.schema.variable(user_column)
+        users = [stream.user for stream in streams]
+        seen_users = {user: user in variable.values or variable.may_be_rare(user) for user in users}
+    summary = summarise(rows, seen_users)
+    files.create_new_folder(arguments.out)
+    files.write_rows(arguments.out / "rows.jsonl", rows)
+    files.write_json(arguments.out / "summary.json", summary)
+    if arguments.json:
+        return terminal.show_json(summary)
+    terminal.show(f"{summary[0]['queries']:,} queries of {summary[0]['users']:,} users")
+    _show_systems([row for row in summary if row["by"] == "all"])
+    for by, title in REPLAY_GROUPS.items():
+        _show_group(title, [row for row in summary if row["by"] == by])
+    return terminal.notify(f"rows.jsonl and summary.json are in {arguments.out}")
 
 
-def choose_column(path: Path, option: str, specified_column: str | None, run_column: str) -> str:
-    """Return the name of the column of a table that an option such as --time selects.
+def _show_systems(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the figures of each system for all texts."""
+    shown_rows = []
+    for row in rows:
+        difference = Interval.from_row(row, "mrr_difference")
+        shown_rows.append(
+            {
+                "system": row["system"],
+                "MRR": terminal.format_interval(row, "mrr"),
+                f"difference to {rows[0]['system']}": "-" if difference is None else difference.to_text(".3f"),
+                "success at 1": f"{row['success_1']:.1%}",
+                "success at 10": f"{row['success_10']:.1%}",
+                "characters saved": f"{row['saved']:.2f}",
+                "ms": f"{row['milliseconds']:.1f}",
+            }
+        )
+    terminal.show_table(shown_rows, list(shown_rows[0]))
 
-    This is the column that the user specified, or else the column of the run, or else the name of the option: time.
+
+def _show_group(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the MRR of every system for each group of texts."""
+    cells_by_group: dict[str, dict[str, str]] = {}
+    for row in rows:
+        cells = cells_by_group.setdefault(row["value"], {title: row["value"], "queries": f"{row['queries']:,}"})
+        cells[f"MRR of {row['system']}"] = f"{row['mrr']:.3f}"
+    if cells_by_group:
+        shown_rows = list(cells_by_group.values())
+        terminal.show("")
+        terminal.show_table(shown_rows, list(shown_rows[0]))
+
+
+def choose_column(path: Path, option: str, specified_column: str | None, run_column: str) -> str | None:
+    """Return the name of the column of a table that the option --time or --user selects.
+
+    This is the column that the user specified, or else the column of the run, or else `time` or `user`. The result is
+    None, with a notice, if nothing names a column of times.
 
     Raises:
-        UserError: The user specified no column, and the table has no column of that name.
+        UserError: The table has no column of that name.
     """
-    name = specified_column or run_column or option.removeprefix("--")
     table = open_table(path)
-    if not specified_column and name not in table.columns:
+    name = specified_column or run_column or option.removeprefix("--")
+    if specified_column or name in table.columns:
+        return name
+    if run_column or option != "--time":
         columns = format_names(table.columns)
         raise UserError(f"{table.name}: no column {name!r}; choose one with {option} (columns: {columns})")
-    return name
-
-
-def choose_time_column(path: Path, specified_column: str | None, run_column: str) -> str | None:
-    """Return the column of times; None, with a notice, if neither the command, nor the run, nor the table has one."""
-    table = open_table(path)
-    if specified_column or run_column or "time" in table.columns:
-        return choose_column(path, "--time", specified_column, run_column)
     terminal.notify(
         f"{table.name} has no column 'time', so the texts of a user are read in the order of the table; "
         "--time selects a column of times"
@@ -222,30 +253,16 @@ def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> U
     return user
 
 
-def _reason_without_blend(run: Run, suggester: Completer | Blend) -> str:
-    """Return the reason why all suggestions are from the model, without popular texts and history."""
-    if not distinguishes_users(run):
-        return "the run does not distinguish users"
-    if not isinstance(suggester, Blend):
-        return "the run has no popular texts"
-    return "--context names a user; only suggestions for a new user are blended"
-
-
-def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], arguments: argparse.Namespace) -> None:
-    """Print the suggestions, and the popular texts with the nats that the history added to their log probabilities."""
+def _show(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
     if arguments.json:
-        return terminal.show_json([*rows, *({"risen": text, "nats": nats} for text, nats in gains)])
+        return terminal.show_json(rows)
     if not rows:
         return terminal.notify("no suggestion")
     # The scores of a blend, or with typing errors, are not the probabilities that the model gives to the texts.
     score_column = "share" if any(row["parts"] or row["typos"] for row in rows) else "probability"
     shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
     columns = ("text", score_column, "source", "typos", "probability", *INDICATORS)
-    terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
-    if gains:
-        terminal.show("", "popular texts whose log probability the history raised most")
-        terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in gains], ("text", "nats"))
-    return None
+    return terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
 
 
 def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details: bool) -> dict[str, str | None]:
@@ -266,7 +283,7 @@ def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details
 
 
 def _complete_lines(
-    run: Run, suggester: Completer | Blend, user: User | None, context: dict[str, str], arguments: argparse.Namespace
+    run: Run, suggester: Completer, user: User | None, context: dict[str, str], arguments: argparse.Namespace
 ) -> None:
     """Complete each line of standard input, and print its suggestions as a row of JSON before reading the next line."""
     if arguments.prefix is not None or arguments.explain:
@@ -294,7 +311,7 @@ def _complete_lines(
 
 
 def _complete_interactively(
-    run: Run, suggester: Completer | Blend, user: User | None, context: dict[str, str], count: int
+    run: Run, suggester: Completer, user: User | None, context: dict[str, str], count: int
 ) -> None:
     if not sys.stdin.isatty():
         raise UserError("missing PREFIX: standard input is not a terminal; use --stdin to complete each line of it")

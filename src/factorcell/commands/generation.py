@@ -61,7 +61,12 @@ def run_generate(arguments: argparse.Namespace) -> None:
     if arguments.stream:
         return _stream(run, contexts, settings, arguments)
     total = len(contexts) * arguments.number
-    finished_count = _count_finished_texts(arguments, provenance(run, settings, arguments.prompt), contexts)
+    finished_count = 0
+    if arguments.out is not None and arguments.out.exists():
+        if not arguments.resume:
+            raise UserError(f"{arguments.out}: exists already; choose another file, or continue it with --resume")
+        origin = provenance(run, settings, arguments.prompt)
+        finished_count = repair_and_count_rows(arguments.out, origin, contexts, arguments.number)
     rows = generate(
         run,
         contexts,
@@ -115,18 +120,6 @@ def read_contexts(run: Run, path: Path, specified: Collection[str]) -> list[Row]
         rows = zip(*(chunk[name] for name in names), strict=True)
         contexts += [dict(zip(names, values, strict=True)) for values in rows]
     return contexts
-
-
-def _count_finished_texts(arguments: argparse.Namespace, origin: Row, contexts: Sequence[Row]) -> int:
-    """Return the number of texts that an earlier command wrote to the file of --out.
-
-    `origin` is the `provenance` of the texts to generate; all texts in the file must have the same one.
-    """
-    if arguments.out is None or not arguments.out.exists():
-        return 0
-    if not arguments.resume:
-        raise UserError(f"{arguments.out}: exists already; choose another file, or continue it with --resume")
-    return repair_and_count_rows(arguments.out, origin, contexts, arguments.number)
 
 
 def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, arguments: argparse.Namespace) -> None:

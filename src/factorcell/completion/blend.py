@@ -17,7 +17,7 @@ Shapes: N examples, C alternatives, F features.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.completion.completer import Completer, Suggestions, TextFilter, TypedText
-from factorcell.completion.fuzzy import TypoTolerantLookup
+from factorcell.completion.completer import Completer, Suggestions, TextFilter, TypedText, public_filter
 from factorcell.completion.online import (
     FORMAT,
     SETTINGS,
@@ -35,9 +34,9 @@ from factorcell.completion.online import (
     distinguishes_users,
     read_settings,
 )
-from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.popularity import MIN_PROPOSALS, History, Popularity, Suggestion
 from factorcell.completion.search import Stop
-from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
+from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.data.counts import POPULARITY
 from factorcell.errors import UserError
 from factorcell.io import files
@@ -52,6 +51,7 @@ PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances
 MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.05, 0.02
 # Factor on the odds of the threshold that suffices for the development users, because other users differ from them.
 ODDS_MARGIN = 1.5
+KNOWN = 2.0  # stands for the probability of a text that needs none to be suggested
 
 # The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it
 # never lowers the score of a text that a source knows it, or that it has more counts.
@@ -62,11 +62,12 @@ SOURCES: dict[str, dict[str, tuple[float, float]]] = {
     "history": {"own": MORE, "own log share": STRICTLY_MORE, "own last": LESS, "own typed": ANY},
     "none": {"none": ANY, "none rest": ANY, "none typed": ANY},
 }
-INDICATORS = {"model": "model", "popularity": "popular", "history": "own"}  # source -> the feature that marks its texts
 # Source -> the feature by which it orders its texts.
 ORDERS = {"model": "model log p", "popularity": "popular log share", "history": "own log share"}
 BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds in features.items()}
 FEATURES = tuple(BOUNDS)
+# Source -> the index of the feature that is 1 for its texts and 0 for all others.
+INDICATORS = {source: FEATURES.index(name) for source, name in zip(ORDERS, ("model", "popular", "own"), strict=True)}
 NONE = len(FEATURES) - len(SOURCES["none"])  # index of the first feature of the alternative "none of them"
 
 
@@ -84,14 +85,15 @@ class Candidate:
     features: tuple[float, ...]
     typos: int = 0
 
-    def has(self, feature: str) -> bool:
-        """Return whether a feature that is 0 or 1 is 1."""
-        return self.features[FEATURES.index(feature)] == 1.0
+    @property
+    def sources(self) -> str:
+        """The sources that propose the text, such as `model+history`."""
+        return "+".join(source for source, index in INDICATORS.items() if self.features[index])
 
     @property
     def is_invented(self) -> bool:
         """Whether the text is neither a popular text nor one of the user's own texts."""
-        return not (self.has("popular") or self.has("own"))
+        return not (self.features[INDICATORS["popularity"]] or self.features[INDICATORS["history"]])
 
 
 Example = tuple[Sequence[Candidate], str]  # the alternatives for a prefix, the last "none", and the entered text
@@ -144,6 +146,22 @@ class BlendWeights:
         terms = dict(zip(FEATURES, np.array(candidate.features) * self.array, strict=True))
         return {source: float(sum(terms[feature] for feature in SOURCES[source])) for source in INDICATORS}
 
+    def merge(self, alternatives: Sequence[Candidate], k: int) -> list[Suggestion]:
+        """Return the best `k` candidates, those without typos first, with probabilities among all `alternatives`."""
+        log_probs = self.log_probabilities(alternatives).tolist()
+        # The last alternative is "none of them".
+        ranked = sorted(zip(log_probs, alternatives[:-1], strict=False), key=lambda pair: (-pair[0], pair[1].text))
+        best = [
+            (log_prob, candidate)
+            for log_prob, candidate in ranked
+            if not candidate.is_invented or math.exp(log_prob) >= self.threshold
+        ][:k]
+        best.sort(key=lambda pair: pair[1].typos > 0)  # the sort is stable
+        return [
+            Suggestion(candidate.text, log_prob, candidate.sources, candidate.typos, self.parts(candidate))
+            for log_prob, candidate in best
+        ]
+
     @classmethod
     def fit(cls, examples: Sequence[Example]) -> "BlendWeights":
         """Fit the weights and the threshold to alternatives and the texts that users entered.
@@ -182,10 +200,11 @@ class BlendWeights:
         A lower threshold is returned if this one would lower the mean reciprocal rank too much.
         """
         cases = [
-            _Ranking.of(alternatives, np.exp(self.log_probabilities(alternatives)), text)
+            _Case.of(alternatives, np.exp(self.log_probabilities(alternatives)), text)
             for alternatives, text in examples
         ]
-        sufficient = sorted({0.0, *(case.invented[0] for case in cases if case.invented)})
+        invented = (next((p for p in case.before if p < KNOWN), None) for case in cases)
+        sufficient = sorted({0.0, *(probability for probability in invented if probability is not None)})
         best_alone = max(
             sum(1 / rank for alternatives, text in examples if (rank := rank_alone(alternatives, text, source)))
             for source in ORDERS
@@ -209,57 +228,43 @@ def rank_alone(alternatives: Sequence[Candidate], text: str, source: str) -> int
     proposed = [
         (-alternative.features[order], alternative.text)
         for alternative in alternatives
-        if alternative.has(INDICATORS[source])
+        if alternative.features[INDICATORS[source]]
     ]
     entered = next((entry for entry in proposed if entry[1] == text), None)
     return None if entered is None else 1 + sum(entry < entered for entry in proposed)
 
 
 @dataclass(frozen=True)
-class _Ranking:
-    """The ranks of the candidates of an example.
+class _Case:
+    """The probabilities of the candidates of an example that precede the entered text, and that of this text.
 
-    Attributes:
-        invented: The probabilities of the invented texts before the entered one, or of all if it is not a candidate;
-            the highest first.
-        known: The number of other texts before the entered one.
-        probability: The probability of the entered text; 0 if it is not a candidate.
-        is_invented: Whether the entered text is an invented one.
-        begins_invented: Whether the most probable text is invented.
+    A text that popular texts or the history contain has the probability `KNOWN`, which no threshold exceeds. The
+    entered text has the probability 0 if it is not a candidate.
     """
 
-    invented: tuple[float, ...]
-    known: int
-    probability: float
-    is_invented: bool
-    begins_invented: bool
+    before: tuple[float, ...]
+    entered: float
 
     @classmethod
-    def of(cls, alternatives: Sequence[Candidate], probabilities: Floats, text: str) -> "_Ranking":
-        order = sorted(
-            range(len(alternatives) - 1), key=lambda index: (-probabilities[index], alternatives[index].text)
-        )
-        position = next((rank for rank, index in enumerate(order) if alternatives[index].text == text), len(order))
-        before = order[:position]
-        invented = tuple(float(probabilities[index]) for index in before if alternatives[index].is_invented)
-        target = order[position] if position < len(order) else None
-        return cls(
-            invented,
-            len(before) - len(invented),
-            0.0 if target is None else float(probabilities[target]),
-            target is not None and alternatives[target].is_invented,
-            bool(order) and alternatives[order[0]].is_invented,
-        )
+    def of(cls, alternatives: Sequence[Candidate], probabilities: Floats, text: str) -> "_Case":
+        candidates = list(zip(alternatives[:-1], probabilities.tolist(), strict=False))
+        candidates.sort(key=lambda candidate: (-candidate[1], candidate[0].text))
+        texts = [candidate.text for candidate, _ in candidates]
+        thresholds = [probability if candidate.is_invented else KNOWN for candidate, probability in candidates]
+        if text not in texts:
+            return cls(tuple(thresholds), 0.0)
+        position = texts.index(text)
+        return cls(tuple(thresholds[:position]), thresholds[position])
 
     def reciprocal_rank(self, threshold: float) -> float:
         """Return the reciprocal rank of the entered text; 0 if it is not suggested."""
-        if not self.probability or (self.is_invented and self.probability < threshold):
+        if not self.entered or self.entered < threshold:
             return 0.0
-        return 1 / (1 + self.known + sum(probability >= threshold for probability in self.invented))
+        return 1 / (1 + sum(probability >= threshold for probability in self.before))
 
     def begins_wrong(self, threshold: float) -> bool:
         """Return whether the list begins with an invented text that the user does not enter."""
-        return self.begins_invented and bool(self.invented) and self.invented[0] >= threshold
+        return bool(self.before) and threshold <= self.before[0] < KNOWN
 
 
 # Rounded weights, fitted to made queries (experiments/made_logs.py); `train` and `tune-online` fit those of a run.
@@ -270,75 +275,51 @@ DEFAULT_WEIGHTS = BlendWeights(
 
 def save_settings(run: Run, rule: LearningRule, weights: BlendWeights) -> None:
     """Store the learning rule and the weights of the blend in the folder of `run`, in one file."""
-    settings = {"rule": rule.to_dict(), "weights": dict(weights.values), "threshold": weights.threshold}
+    settings = {"rule": asdict(rule), "weights": dict(weights.values), "threshold": weights.threshold}
     files.write_versioned(run.folder / SETTINGS, settings, FORMAT)
 
 
-class Blend:
+class Blend(Completer):
     """Completion by the model, by popular texts and by the user's history, with learned weights.
 
-    A blend never changes, so threads can share it. Its methods `type_text`, `fits` and `log_probabilities` are those of
-    its completer.
+    A blend never changes, so threads can share it.
     """
 
     def __init__(
-        self, completer: Completer, popularity: Popularity | None, weights: BlendWeights | None = None
+        self, run: Run, popularity: Popularity | None, weights: BlendWeights | None = None, **options: Any
     ) -> None:
-        """Blend a completer with popular texts and the history of the user who types.
+        """Blend the model of a run with popular texts and the history of the user who types.
 
         Args:
-            completer: The completer of the model. The blend forgives as many typos as this completer in its search of
-                popular texts and of the history.
+            run: The run.
             popularity: The popular texts, or None.
             weights: The weights of the features; by default the weights in the run folder.
+            options: The options of `Completer`. The blend forgives as many typos in popular texts and in the history,
+                and suggests no text of the history that `is_allowed` rejects.
+
+        Raises:
+            UserError: The run cannot complete texts, or an option is not valid.
         """
-        self.completer, self.popularity = completer, popularity
-        self.popular_lookup = self._tolerate_typos(popularity) if popularity else None
-        self.weights = weights or BlendWeights.load(completer.run.folder)
-        self.type_text, self.fits = completer.type_text, completer.fits
-        self.log_probabilities = completer.log_probabilities
+        super().__init__(run, **options)
+        self.popularity = popularity
+        self.popular_lookup = None if popularity is None else self._tolerate_typos(popularity)
+        self.weights = weights or BlendWeights.load(run.folder)
 
     def begin(
         self, user: User | None = None, context: Mapping[str, Any] | None = None, unknown: str | None = None
     ) -> TypedText:
-        """Return the empty typed text of `user` in `context`.
-
-        Args:
-            user: A user learned online, or None. The blend suggests no text of the user's history that the `is_allowed`
-                of the completer rejects.
-            context: Column -> value; a column without a value is read as its expected value.
-            unknown: The policy for values that training never saw; None: that of the completer.
-
-        Raises:
-            UserError: The run does not know a column or value, or the user belongs to another run.
-        """
+        """Return the empty typed text of `user` in `context`, with the arguments of `Completer.begin`."""
         if user is not None:
-            allowed_texts = tuple(filter(self.completer.is_allowed, user.history.texts))
+            allowed_texts = tuple(filter(self.is_allowed, user.history.texts))
             user = replace(user, history=replace(user.history, texts=allowed_texts))
-        return self.completer.begin(user, context, unknown)
-
-    def complete(
-        self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
-    ) -> list[Suggestion]:
-        """Return the best `k` texts that continue `prefix`.
-
-        Args:
-            prefix: The typed text.
-            user: A user learned online, or None.
-            context: Column -> value; a column without a value is read as its expected value.
-            k: Maximum number of suggestions.
-
-        Raises:
-            UserError: The prefix, a context value or the user is not valid.
-        """
-        return self.suggest(self.type_text(self.begin(user, context), prefix), k).suggestions
+        return super().begin(user, context, unknown)
 
     def suggest(
         self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
         """Return the best `k` texts that continue a typed text; `parts` says what each source adds to the score.
 
-        The list for a smaller `k` is the beginning of this list. If the model finds no text in time, only the other
+        Each source proposes at least `MIN_PROPOSALS` texts. If the model finds no text in time, only the other
         sources propose texts. Without a user, only the model proposes texts.
 
         Args:
@@ -351,15 +332,11 @@ class Blend:
         [k] = limits.check(count=k)
         user = typed_text.user
         if user is None:
-            return self.completer.suggest(typed_text, k, deadline, stop)
-        max_suggestions = sizes_of_rounds(k)[-1]
-        model_suggestions = self.completer.suggest(typed_text, max_suggestions, deadline, stop)
-
-        def best_of_proposals(size: int) -> list[Suggestion]:
-            """Return the best `size` texts if each source proposes at most `size` texts."""
-            return self.merge(self.candidates(typed_text.text, model_suggestions, user.history, size), size)
-
-        return replace(model_suggestions, suggestions=merge_rounds(best_of_proposals, k))
+            return super().suggest(typed_text, k, deadline, stop)
+        size = max(k, MIN_PROPOSALS)
+        model_suggestions = super().suggest(typed_text, size, deadline, stop)
+        alternatives = self.candidates(typed_text.text, model_suggestions, user.history, size)
+        return replace(model_suggestions, suggestions=self.weights.merge(alternatives, size)[:k])
 
     def candidates(self, prefix: str, model_suggestions: Suggestions, history: History, k: int) -> list[Candidate]:
         """Return the different texts that the sources propose, with their features, and "none of them" as the last.
@@ -375,7 +352,7 @@ class Blend:
         for age, text in enumerate(reversed(history.texts)):
             ages.setdefault(text, age)
         own_shares = history.shares()
-        counts = {text: self.popularity.count(text) if self.popularity else 0 for text in typos_by_text}
+        counts = {text: 0 if self.popularity is None else self.popularity.count(text) for text in typos_by_text}
         log_count_total = math.log(max(1, sum(counts.values())))
         model_log_probs = {suggestion.text: suggestion.log_probability for suggestion in model_proposals}
         min_log_prob = min(model_log_probs.values(), default=0.0)
@@ -401,28 +378,7 @@ class Blend:
 
     def _tolerate_typos(self, lookup: Popularity | History) -> Popularity | History | TypoTolerantLookup:
         """Return a lookup that forgives as many typos as the completer; `lookup` itself if it forgives no typo."""
-        typo_costs = self.completer.typo_costs
-        return TypoTolerantLookup(lookup, typo_costs) if typo_costs.max_typos else lookup
-
-    def merge(self, alternatives: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """Return the best `k` candidates, those without typos first, with probabilities among all `alternatives`."""
-        candidates = alternatives[:-1]  # the last alternative is "none of them"
-        log_probs = self.weights.log_probabilities(alternatives).tolist()
-        order = sorted(range(len(candidates)), key=lambda index: (-log_probs[index], candidates[index].text))
-        best = [
-            index
-            for index in order
-            if not candidates[index].is_invented or math.exp(log_probs[index]) >= self.weights.threshold
-        ][:k]
-        best.sort(key=lambda index: candidates[index].typos > 0)  # the sort is stable
-
-        def to_suggestion(index: int) -> Suggestion:
-            """Return the candidate at `index` as a suggestion."""
-            candidate = candidates[index]
-            sources = "+".join(source for source, feature in INDICATORS.items() if candidate.has(feature))
-            return Suggestion(candidate.text, log_probs[index], sources, candidate.typos, self.weights.parts(candidate))
-
-        return [to_suggestion(index) for index in best]
+        return TypoTolerantLookup(lookup, self.max_typos) if self.max_typos else lookup
 
 
 def new_suggester(
@@ -432,7 +388,7 @@ def new_suggester(
     seconds: float | None = None,
     typos: int = 0,
     is_allowed: TextFilter | None = None,
-) -> Completer | Blend:
+) -> Completer:
     """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer.
 
     Args:
@@ -441,11 +397,8 @@ def new_suggester(
         seconds: Time limit of each search.
         typos: Maximum number of typing errors to forgive (0, 1 or 2).
         is_allowed: Returns whether a text may be suggested. No source suggests a text for which it returns False.
-
-    Returns:
-        The blend or the completer. Both have the methods `begin`, `type_text`, `suggest` and `complete`.
     """
-    completer = Completer(run, unknown=unknown, seconds=seconds, typos=typos, is_allowed=is_allowed)
+    options: dict[str, Any] = {"unknown": unknown, "seconds": seconds, "typos": typos, "is_allowed": is_allowed}
     if distinguishes_users(run) and (run.folder / POPULARITY).exists():
-        return Blend(completer, Popularity.from_run(run, completer.is_allowed))
-    return completer
+        return Blend(run, Popularity.from_run(run, public_filter(is_allowed)), **options)
+    return Completer(run, **options)

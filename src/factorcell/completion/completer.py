@@ -14,23 +14,21 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
 
+from factorcell.completion.compiled import new_engine
 from factorcell.completion.online import User, user_variable
-from factorcell.completion.popularity import with_earlier_texts
-from factorcell.completion.prefixes import typed_reader
+from factorcell.completion.pieces import PieceEngine
+from factorcell.completion.popularity import MIN_PROPOSALS, Suggestion, with_earlier_texts
 from factorcell.completion.search import MAX_EXPANDED, Ids, PlainEngine, PrefixState, SearchRequest, Stop
-from factorcell.completion.suggestions import Suggestion, merge_rounds, sizes_of_rounds
 from factorcell.completion.texts import check_text, clean_prefix
-from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
-from factorcell.data.columns.context import Context
+from factorcell.completion.typos import Correction, find_corrections, max_typos_for, merge_corrections
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
+from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.options import limits
@@ -46,6 +44,7 @@ class TypedText:
 
     Attributes:
         tokens: The characters or graphemes of the typed text.
+        fits: Whether the text has at most as many tokens as a suggested text may have; otherwise it is not completed.
         prefix_state: The state of the completer's search engine after these tokens.
         user: The user who types, or None for the unknown user.
         plain_state: The state of the search in PyTorch after these tokens, which the search for corrections uses; None
@@ -53,6 +52,7 @@ class TypedText:
     """
 
     tokens: tuple[str, ...]
+    fits: bool
     prefix_state: Any
     user: User | None = None
     plain_state: PrefixState | None = None
@@ -81,6 +81,11 @@ class Suggestions:
         return [replace(suggestion, text=tokenizer.written(suggestion.text)) for suggestion in self.suggestions]
 
 
+def public_filter(is_allowed: TextFilter | None) -> TextFilter:
+    """Return a filter that rejects texts that seem to contain private content, and those that `is_allowed` rejects."""
+    return is_public if is_allowed is None else lambda text: is_public(text) and is_allowed(text)
+
+
 class Completer:
     """Completes typed texts with a model of characters, graphemes or pieces of words.
 
@@ -93,7 +98,7 @@ class Completer:
         *,
         unknown: str = "error",
         seconds: float | None = None,
-        typos: int | TypoCosts = 0,
+        typos: int = 0,
         is_allowed: TextFilter | None = None,
         max_expanded: int = MAX_EXPANDED,
     ) -> None:
@@ -103,7 +108,7 @@ class Completer:
             run: The run; its tokenizer must be `bpe`, or work on characters, such as `char` or `grapheme`.
             unknown: The policy for values that training never saw: "group", "expected" or "error".
             seconds: Time limit of each search.
-            typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
+            typos: Maximum number of typing errors to forgive (0, 1 or 2).
             is_allowed: Returns whether a text may be suggested; the next best texts replace rejected texts. Texts that
                 seem to contain private content (`find_private_content`) are never suggested.
             max_expanded: Maximum number of hypotheses that each search expands.
@@ -111,19 +116,27 @@ class Completer:
         Raises:
             UserError: The tokenizer is not one of these, a number is out of range, or `bpe` is to forgive typos.
         """
-        [seconds] = limits.check(seconds=seconds)
-        data = run.config.data
-        self.typed_reader = typed_reader(run)
-        self.run, self.unknown, self.seconds, self.max_expanded = run, check_unknown(unknown), seconds, max_expanded
-        self.typo_costs, self.tokenizer = TypoCosts.of(typos), run.tokenizer
-        if self.typo_costs.max_typos and self.typed_reader.returns_whole_texts:
-            kind = f"typos: expected a tokenizer of characters, got {run.config.tokenizer.kind}"
-            raise UserError(f"{run.folder}: {kind}; train with --tokenizer char")
-        self.is_allowed = is_public if is_allowed is None else lambda text: is_public(text) and is_allowed(text)
+        self.seconds, self.max_typos = limits.check(seconds=seconds, typos=typos)
+        self.run, self.unknown, self.max_expanded = run, check_unknown(unknown), max_expanded
+        self.tokenizer = run.tokenizer
         # Training cut longer texts, so the model has not learned where they end.
-        self.max_text_tokens = data.max_tokens - 1
+        self.max_text_tokens = run.config.data.max_tokens - 1
+        # Pieces of words cover the bytes of the whole text, because the last piece of a prefix may continue.
+        self.pieces = run.tokenizer if isinstance(run.tokenizer, BpeTokenizer) else None
+        kind = run.config.tokenizer.kind
+        if self.pieces is None and not run.tokenizer.is_character_level:
+            expected = f"expected tokenizer char, grapheme, bpe or pretrained, got {kind}"
+            raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
+        if self.pieces is not None and self.max_typos:
+            expected = f"expected a tokenizer of characters, got {kind}"
+            raise UserError(f"{run.folder}: typos: {expected}; train with --tokenizer char")
+        self.is_allowed = public_filter(is_allowed)
         self.plain_engine = PlainEngine(run.predictor)
-        self.engine = self.typed_reader.engine(run)
+        self.engine: Any = (  # an engine reads its own search states only
+            new_engine(run.predictor, run.precision)
+            if self.pieces is None
+            else PieceEngine(run.predictor, self.pieces, self.max_text_tokens)
+        )
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -154,26 +167,23 @@ class Completer:
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.
         """
-        vector = self._user_override(user)
-        columns = self._with_earlier_texts(user, context)
-        encoded = self._encode_context(columns, unknown or self.unknown)
+        columns, override = self._conditions(user, context)
+        corpus = self.run.read([""], [columns], unknown=unknown or self.unknown)
+        encoded = corpus.context(np.zeros(1, np.int64)).to(self.run.device)
         with self.run.scoring():
-            plain_state = self.plain_engine.begin(encoded, vector) if self.typo_costs.max_typos else None
-            return TypedText((), self.engine.begin(encoded, vector), user, plain_state)
+            plain_state = self.plain_engine.begin(encoded, override) if self.max_typos else None
+            return TypedText((), True, self.engine.begin(encoded, override), user, plain_state)
 
-    def _user_override(self, user: User | None) -> dict[str, torch.Tensor]:
-        if user is None:
-            return {}
-        user.check(self.run)
-        return {user_variable(self.run).name: torch.from_numpy(user.vector)[None].to(self.run.device)}
-
-    def _with_earlier_texts(self, user: User | None, context: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def _conditions(
+        self, user: User | None, context: Mapping[str, Any] | None
+    ) -> tuple[Mapping[str, Any], dict[str, torch.Tensor]]:
+        """Return the context with the earlier texts of a user, and the vector (1, k) of the user by variable."""
         columns = {} if context is None else context
-        return columns if user is None else with_earlier_texts(self.run, user.history, columns)
-
-    def _encode_context(self, columns: Mapping[str, Any], unknown: str) -> Context:
-        corpus = self.run.read([""], [columns], unknown=unknown)
-        return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
+        if user is None:
+            return columns, {}
+        user.check(self.run)
+        vector = torch.from_numpy(user.vector)[None].to(self.run.device)
+        return with_earlier_texts(self.run, user.history, columns), {user_variable(self.run).name: vector}
 
     def type_text(self, typed_text: TypedText, text: str) -> TypedText:
         """Return the typed text for `text`; the model reads only the tokens after the part shared with `typed_text`.
@@ -186,26 +196,24 @@ class Completer:
             UserError: `text` is not Unicode text, or longer than `texts.MAX_BYTES` bytes.
         """
         tokens = self._split(text)
+        certain_tokens = tokens if self.pieces is None else self.pieces.certain_tokens("".join(tokens))
+        fits = len(certain_tokens) <= self.max_text_tokens
+        read_tokens = tokens if fits else ()
+        ids = self.tokenizer.encode(read_tokens) if self.pieces is None else "".join(read_tokens).encode()
         with self.run.scoring():
-            fits = self.typed_reader.min_count(tokens) <= self.max_text_tokens
-            ids = self.typed_reader.ids(tokens if fits else ())  # a text that does not fit is not completed
             prefix_state = self.engine.read_prefix(typed_text.prefix_state, ids)
             plain_state = typed_text.plain_state
             if plain_state is not None:
                 plain_state = self.plain_engine.read_prefix(plain_state, ids)
-            return TypedText(tokens, prefix_state, typed_text.user, plain_state)
-
-    def fits(self, prefix: str) -> bool:
-        """Return whether a prefix has at most as many tokens as a suggested text may have."""
-        return self.typed_reader.min_count(self._split(prefix)) <= self.max_text_tokens
+        return TypedText(tokens, fits, prefix_state, typed_text.user, plain_state)
 
     def suggest(
         self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
         """Return the `k` most probable texts that continue a typed text, or a correction of it if typos are forgiven.
 
-        Texts that assume no typo come first. There are no suggestions for a typed text that does not fit (`fits`), or
-        whose complete words no suggestion may contain (`is_allowed`).
+        Texts that assume no typo come first. There are no suggestions for a typed text that does not fit
+        (`TypedText.fits`), or whose complete words no suggestion may contain (`is_allowed`).
 
         Args:
             typed_text: The typed text.
@@ -214,7 +222,16 @@ class Completer:
                 `seconds`.
             stop: Ends the search early.
         """
-        return self.suggest_all([typed_text], k, deadline=deadline, stop=stop)[0]
+        [k] = limits.check(count=k)
+        if deadline is None and self.seconds is not None:
+            deadline = time.monotonic() + self.seconds
+        complete_words = typed_text.text[: typed_text.text.rfind(" ") + 1]
+        if not typed_text.fits or (complete_words and not self.is_allowed(complete_words)):
+            return Suggestions([], expanded_count=0, is_cut=False)
+        with self.run.scoring():
+            if max_typos_for(len(typed_text.tokens), self.max_typos):
+                return self._suggest_with_typos(typed_text, k, deadline, stop)
+            return self._search(typed_text, k, deadline, stop)
 
     def log_probabilities(
         self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
@@ -235,97 +252,55 @@ class Completer:
             return []
         texts = [same_text(check_text(text)) for text in texts]
         prefix_tokens, tokens_of_texts = self._split(prefix), [self._split(text) for text in texts]
-        columns = self._with_earlier_texts(user, context)
+        columns, override = self._conditions(user, context)
         corpus = self.run.read(texts, [columns] * len(texts), unknown=self.unknown)
-        vectors = {name: vector.expand(len(texts), -1) for name, vector in self._user_override(user).items()}
+        vectors = {name: vector.expand(len(texts), -1) for name, vector in override.items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
             nats = self.run.predictor(batch, self.run.predictor.condition(batch.context, vectors))
-            if self.typed_reader.returns_whole_texts:
+            first_target, log_z = len(prefix_tokens), 0.0
+            if self.pieces is not None:
                 first_target = 0
                 log_z = self.type_text(self.begin(user, context), prefix).prefix_state.log_probability
-            else:
-                first_target, log_z = len(prefix_tokens), 0.0
             nats_after_prefix = nats[:, first_target:].double().sum(1).tolist()
         log_probs = []
         for tokens, text_nats in zip(tokens_of_texts, nats_after_prefix, strict=True):
             begins_with_prefix = tokens[: len(prefix_tokens)] == prefix_tokens
-            is_defined = begins_with_prefix and self.typed_reader.count(tokens) <= self.max_text_tokens
+            token_count = len(tokens) if self.pieces is None else len(self.pieces.split("".join(tokens)))
+            is_defined = begins_with_prefix and token_count <= self.max_text_tokens
             log_probs.append(-text_nats - log_z if is_defined else math.nan)
         return log_probs
 
-    def suggest_all(
-        self,
-        typed_texts: Sequence[TypedText],
-        k: int = 10,
-        threads: int = 1,
-        deadline: float | None = None,
-        stop: Stop | None = None,
-    ) -> list[Suggestions]:
-        """Return the suggestions for each of several typed texts; one thread serves each text.
-
-        Args:
-            typed_texts: The typed texts.
-            k: Maximum number of suggestions for each typed text.
-            threads: Number of threads.
-            deadline: When to end all searches, as a value of `time.monotonic()`; by default after the completer's
-                `seconds`.
-            stop: Ends all searches early.
-        """
-        k, threads = limits.check(count=k, threads=threads)
-        if deadline is None and self.seconds is not None:
-            deadline = time.monotonic() + self.seconds
-        is_fitting = list(map(self._is_completable, typed_texts))
-        fitting = list(compress(typed_texts, is_fitting))
-        with self.run.scoring():
-            if self.typo_costs.max_typos:
-                results = [self._suggest_with_typos(typed_text, k, deadline, stop) for typed_text in fitting]
-            else:
-                requests = [self._new_request(typed_text, k, stop=stop) for typed_text in fitting]
-                results = self._search(requests, deadline, threads)
-        remaining = iter(results)
-        return [next(remaining) if fits else Suggestions([], expanded_count=0, is_cut=False) for fits in is_fitting]
-
-    def _is_completable(self, typed_text: TypedText) -> bool:
-        """Return whether a typed text fits, and its complete words do not rule out every suggestion."""
-        complete_words = typed_text.text[: typed_text.text.rfind(" ") + 1]
-        return self.typed_reader.min_count(typed_text.tokens) <= self.max_text_tokens and (
-            not complete_words or self.is_allowed(complete_words)
-        )
-
-    def _search(self, requests: Sequence[SearchRequest], deadline: float | None, threads: int = 1) -> list[Suggestions]:
-        results = self.engine.search(requests, deadline, threads, max_expanded=self.max_expanded)
-        return [
-            Suggestions(
-                [Suggestion(completion.text, completion.log_probability, "model") for completion in result.completions],
-                result.expanded_count,
-                result.is_cut,
-            )
-            for result in results
-        ]
-
-    def _new_request(
+    def _search(
         self,
         typed_text: TypedText,
         k: int,
+        deadline: float | None,
+        stop: Stop | None,
+        *,
         min_new_tokens: int = 1,
         min_log_prob: float = -math.inf,
-        stop: Stop | None = None,
-    ) -> SearchRequest:
-        """Return a request for continuations of a typed text; with `min_new_tokens` = 0, also for the text itself."""
+    ) -> Suggestions:
+        """Search for continuations of a typed text; with `min_new_tokens` = 0, the text itself is one of them."""
         prefix = typed_text.text
 
         def text_of(ids: Ids) -> str | None:
             """Return the text that `ids` continue; None if it is not allowed, or has other tokens after splitting."""
             if len(ids) < min_new_tokens:
                 return None
-            text = self._canonical_text(self.typed_reader.whole_tokens(typed_text.tokens, ids))
+            new_tokens = self.tokenizer.decode(ids)
+            text = self._canonical_text([*typed_text.tokens, *new_tokens] if self.pieces is None else new_tokens)
             if not text or (min_new_tokens and (text == prefix or not text.startswith(prefix))):
                 return None
             return text if self.is_allowed(text) else None
 
-        max_tokens = self.max_text_tokens - (0 if self.typed_reader.returns_whole_texts else len(typed_text.tokens))
-        return SearchRequest(typed_text.prefix_state, k, max_tokens, text_of, min_log_prob, stop)
+        max_tokens = self.max_text_tokens - (len(typed_text.tokens) if self.pieces is None else 0)
+        request = SearchRequest(typed_text.prefix_state, k, max_tokens, text_of, min_log_prob, stop)
+        result = self.engine.search(request, deadline, max_expanded=self.max_expanded)
+        suggestions = [
+            Suggestion(completion.text, completion.log_probability, "model") for completion in result.completions
+        ]
+        return Suggestions(suggestions, result.expanded_count, result.is_cut)
 
     def _canonical_text(self, tokens: Sequence[str]) -> str | None:
         """Return the canonical form of the text of `tokens`; None if the tokenizer splits the text into other tokens.
@@ -339,9 +314,8 @@ class Completer:
         self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
     ) -> Suggestions:
         """Suggest texts with and without typos; the search for texts without typos has half of the time."""
-        if not self.typo_costs.max_typos_for(len(typed_text.tokens)) or typed_text.plain_state is None:
-            return self._search([self._new_request(typed_text, k, stop=stop)], deadline)[0]
-        max_suggestions = sizes_of_rounds(k)[-1]
+        assert typed_text.plain_state is not None  # the completer forgives typos
+        max_suggestions = max(k, MIN_PROPOSALS)
 
         def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
             """Return the texts that begin with `correction`; their log probabilities given it exceed `min_log_prob`."""
@@ -351,32 +325,30 @@ class Completer:
                     return []
                 return [Suggestion(text, log_probability=0.0, source="model")]
             prefix_state = self.engine.read_prefix(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
-            corrected = TypedText(correction.tokens, prefix_state)
-            request = self._new_request(
-                corrected, max_suggestions, min_new_tokens=0, min_log_prob=min_log_prob, stop=stop
+            corrected = TypedText(correction.tokens, True, prefix_state)
+            result = self._search(
+                corrected, max_suggestions, deadline, stop, min_new_tokens=0, min_log_prob=min_log_prob
             )
-            (result,) = self._search([request], deadline)
             results.append(result)
             return result.suggestions
 
         first_deadline = None if deadline is None else (time.monotonic() + deadline) / 2
-        request = self._new_request(typed_text, max_suggestions, stop=stop)
-        results = self._search([request], first_deadline)
-        (without_typos,) = results
+        without_typos = self._search(typed_text, max_suggestions, first_deadline, stop)
+        results = [without_typos]
         corrections = find_corrections(
             self.run,
             typed_text.tokens,
             typed_text.plain_state,
-            self.typo_costs,
+            max_typos_for(len(typed_text.tokens), self.max_typos),
             max_tokens=self.max_text_tokens,
             deadline=deadline,
             stop=stop,
         )
         merged = merge_corrections(without_typos.suggestions, corrections, complete, max_suggestions)
         expanded_count = corrections.expanded_count + sum(result.expanded_count for result in results)
-        suggestions = merge_rounds(partial(most_probable, merged), k)
-        return Suggestions(suggestions, expanded_count, any(result.is_cut for result in results))
+        return Suggestions(merged[:k], expanded_count, any(result.is_cut for result in results))
 
     def _split(self, text: str) -> tuple[str, ...]:
-        """Return the tokens of a typed prefix or of a whole text."""
-        return self.typed_reader.split(self.tokenizer.normalize(clean_prefix(text)))
+        """Return the characters or graphemes of a typed prefix or of a whole text."""
+        text = self.tokenizer.normalize(clean_prefix(text))
+        return tuple(self.tokenizer.split(text) if self.pieces is None else text)

@@ -16,8 +16,8 @@ Shapes: B users, k size of a user vector, S rows of optimizer state (s and d).
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
 MAGIC = b"fcu"  # first bytes of every stored user
 HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1  # the largest integers that the header can store
-BATCH_SIZE = 200  # maximum number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
 MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
 
@@ -119,10 +118,6 @@ class LearningRule:
         limit = "" if self.max_norm == LearningRule.max_norm else f", max_norm {self.max_norm:g}"
         return f"{self.optimizer} {self.rate:g}{limit}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the optimizer, the rate and the maximum norm."""
-        return asdict(self)
-
 
 def read_settings(folder: str | Path) -> dict[str, Any] | None:
     """Return the completion settings in a run folder; None if there are none."""
@@ -152,22 +147,17 @@ class User:
     fingerprint: bytes = b""
 
     def __post_init__(self) -> None:
-        if fault := next((fault for has_fault, fault in self._possible_faults() if has_fault), None):
-            raise UserError(f"invalid user: {fault}")
-
-    def _possible_faults(self) -> Iterator[tuple[bool, str]]:
-        """Yield, for each possible fault, whether the user has it and its description."""
-        vector, state, count = self.vector, self.state, self.text_count
-        vector_shape, state_shape = vector.shape, state.shape
-        types = f"{vector.dtype} and {state.dtype}"
-        yield {vector.dtype, state.dtype} != {np.dtype(np.float32)}, f"expected 32-bit floats, got {types}"
-        yield len(vector_shape) != 1 or not 0 < vector_shape[0] <= MAX_VECTOR_SIZE, f"a vector of shape {vector_shape}"
-        shapes = f"state of shape {state_shape} for a vector of shape {vector_shape}"
-        yield state_shape[1:] != vector_shape or state_shape[0] > MAX_STATE_ROWS, shapes
-        yield not np.isfinite(vector).all(), "the vector has numbers that are not finite"
-        yield not (np.isfinite(state) & (state >= 0)).all(), "the state has numbers that are negative or not finite"
-        yield not 0 <= count <= MAX_TEXT_COUNT, f"text count {count:,}; it must be from 0 to {MAX_TEXT_COUNT:,}"
-        yield len(self.fingerprint) not in (0, FINGERPRINT_BYTES), f"a fingerprint of {len(self.fingerprint)} bytes"
+        vector, state = self.vector, self.state
+        has_types = {vector.dtype, state.dtype} == {np.dtype(np.float32)}
+        has_shapes = vector.ndim == 1 and 0 < vector.size <= MAX_VECTOR_SIZE and state.shape[1:] == vector.shape
+        if not (has_types and has_shapes and len(state) <= MAX_STATE_ROWS):
+            types = f"{vector.dtype} {vector.shape} and {state.dtype} {state.shape}"
+            raise UserError(f"invalid user: expected a vector and rows of state of 32-bit floats, got {types}")
+        if not np.isfinite(vector).all() or not (np.isfinite(state) & (state >= 0)).all():
+            raise UserError("invalid user: the state has negative numbers, or a number is not finite")
+        if not 0 <= self.text_count <= MAX_TEXT_COUNT or len(self.fingerprint) not in (0, FINGERPRINT_BYTES):
+            count, size = self.text_count, len(self.fingerprint)
+            raise UserError(f"invalid user: text count {count:,}, fingerprint of {size} bytes")
 
     @classmethod
     def new(cls, run: Run) -> "User":
@@ -315,27 +305,6 @@ class Learner:
             user_vectors = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
             nats = self._nats(self.run.predictor, user_vectors, texts, contexts or [{}] * len(texts))
             return nats.double().cpu().numpy()
-
-    def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
-        """Return the texts whose log probability has risen most since the user was a new user.
-
-        Args:
-            user: The user.
-            texts: Candidate texts.
-            count: Number of texts to return.
-
-        Returns:
-            Pairs of a text and the rise of its log probability in nats, the largest rise first.
-
-        References:
-            Thesis 2018, tables 5.3 to 5.5.
-        """
-        user.check(self.run)
-        batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
-        gains = [self.nats(self.unknown_vector[None], batch) - self.nats(user.vector[None], batch) for batch in batches]
-        all_gains = np.concatenate(gains) if gains else np.zeros(0)
-        best = np.argsort(-all_gains, kind="stable")[:count]
-        return [(texts[index], float(all_gains[index])) for index in best]
 
     def _nats(
         self, predictor: Predictor, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Contexts

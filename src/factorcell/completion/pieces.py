@@ -10,8 +10,9 @@ can begin are dropped, and the tokens of every completion are compared with thos
 """
 
 import bisect
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell.completion.search import Floats, Frontier, Ids, Ints, PlainEngine, SearchRequest
+from factorcell.completion.search import Frontier, Ids, PlainEngine, SearchRequest
 from factorcell.data.columns.context import Context
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.ngram.mixture import Predictor
@@ -74,21 +75,16 @@ class PieceIndex:
         self.rows = sorted((content, token_id) for token_id, content in enumerate(bytes_by_id) if content)
         self.max_size = max((len(content) for content, _ in self.rows), default=0)
 
-    def equal_to(self, content: bytes) -> Iterator[int]:
-        """Yield the tokens that stand for `content`."""
-        for index in range(bisect.bisect_left(self.rows, (content, -1)), len(self.rows)):
-            row_content, token_id = self.rows[index]
-            if row_content != content:
-                return
-            yield token_id
+    def equal_to(self, content: bytes) -> list[int]:
+        """Return the tokens that stand for `content`."""
+        first, end = (bisect.bisect_left(self.rows, (content, token_id)) for token_id in (-1, math.inf))
+        return [token_id for _, token_id in self.rows[first:end]]
 
-    def beginning_with(self, content: bytes) -> Iterator[int]:
-        """Yield the tokens whose bytes begin with `content`."""
-        for index in range(bisect.bisect_left(self.rows, (content, -1)), len(self.rows)):
-            row_content, token_id = self.rows[index]
-            if not row_content.startswith(content):
-                return
-            yield token_id
+    def beginning_with(self, content: bytes) -> list[int]:
+        """Return the tokens whose bytes begin with `content`."""
+        first = bisect.bisect_left(self.rows, (content, -1))
+        rows = itertools.takewhile(lambda row: row[0].startswith(content), itertools.islice(self.rows, first, None))
+        return [token_id for _, token_id in rows]
 
 
 class PieceEngine(PlainEngine):
@@ -121,9 +117,14 @@ class PieceEngine(PlainEngine):
             return PiecePrefix(prefix_state.conditioning, typed, beginnings, {(): 0.0})
 
         def read(tokens: Ids) -> None:
-            beginnings[tokens] = cached.get(tokens) or self._extend(
-                prefix_state.conditioning, beginnings[tokens[:-1]], tokens[-1]
-            )
+            if tokens in cached:
+                beginnings[tokens] = cached[tokens]
+                return
+            shorter, last_token = beginnings[tokens[:-1]], tokens[-1]
+            log_probability = shorter.log_probability + float(shorter.log_probs[0, last_token])
+            last_tokens = torch.tensor([last_token]).to(self.model.device)
+            log_probs, state = self.model.step(last_tokens, prefix_state.conditioning, shorter.state)
+            beginnings[tokens] = Beginning(log_probability, state, log_probs)
 
         target = (b" " if self.tokenizer.adds_space else b"") + typed
         certain = tuple(self.tokenizer.encode(self.tokenizer.certain_tokens(typed.decode())))
@@ -146,14 +147,31 @@ class PieceEngine(PlainEngine):
                         queue.append(longer)
         return PiecePrefix(prefix_state.conditioning, typed, beginnings, covers)
 
-    def _extend(self, conditioning: Any, beginning: Beginning, token: int) -> Beginning:
-        """Return `beginning` followed by `token`."""
-        log_probability = beginning.log_probability + float(beginning.log_probs[0, token])
-        log_probs, state = self.model.step(torch.tensor([token]).to(self.model.device), conditioning, beginning.state)
-        return Beginning(log_probability, state, log_probs)
+    def _begin(self, request: SearchRequest, max_expanded: int, max_waiting: int) -> Frontier:
+        """Return the beginnings of the prefix as expanded hypotheses, and its covers as waiting ones."""
+        prefix: PiecePrefix = request.prefix_state
+        start, first_count = prefix.beginnings[()], len(prefix.beginnings)
+        states = start.state.reserve(max_expanded + first_count)
+        frontier = Frontier(self.model, request, states, max_waiting, first_count)
+        if not prefix.typed:
+            frontier.add([()], np.zeros(1), start.log_probs, start.state)
+            return frontier
+        frontier.expanded += prefix.beginnings
+        numbers = {tokens: number for number, tokens in enumerate(prefix.beginnings)}
+        for tokens in {cover[:-1]: None for cover in prefix.covers}:  # the search reads the states of these only
+            states.put(numbers[tokens], prefix.beginnings[tokens].state)
+        log_z = prefix.log_probability
+        waiting = [
+            (score - log_z, numbers[cover[:-1]] * self.model.vocabulary_size + cover[-1])
+            for cover, score in prefix.covers.items()
+            if len(cover) <= request.max_tokens and cover[-1] != self.model.specials.end
+        ]
+        scores, codes = zip(*waiting, strict=True) if waiting else ((), ())
+        frontier.wait(np.array(scores, dtype=np.float64), np.array(codes, dtype=np.int64))
+        return frontier
 
-    def _new_frontier(self, request: SearchRequest, max_expanded: int, max_waiting: int) -> Frontier:
-        return _PieceFrontier(self, request, max_expanded, max_waiting)
+    def _may_begin(self, ids: Ids) -> bool:
+        return self.tokenizer.may_begin(self.tokenizer.decode(ids))
 
 
 def _share_memory(beginnings: dict[Ids, Beginning], longest: Ids) -> None:
@@ -164,62 +182,3 @@ def _share_memory(beginnings: dict[Ids, Beginning], longest: Ids) -> None:
     for length in range(1, len(longest)):
         shorter = longest[:length]
         beginnings[shorter] = replace(beginnings[shorter], state=state.without_last(len(longest) - length))
-
-
-class _PieceFrontier(Frontier):
-    """The hypotheses of one search, which begins with the covers of a prefix as waiting hypotheses."""
-
-    def __init__(self, engine: PieceEngine, request: SearchRequest, max_expanded: int, max_waiting: int) -> None:
-        self.tokenizer = engine.tokenizer
-        super().__init__(engine.model, request, max_expanded, max_waiting)
-
-    def _begin(self) -> None:
-        """Add the beginnings of the prefix as expanded hypotheses, and its covers as waiting ones."""
-        prefix_state: PiecePrefix = self.request.prefix_state
-        log_z = prefix_state.log_probability
-        number_by_tokens = {tokens: number for number, tokens in enumerate(prefix_state.beginnings)}
-        extended = {tokens[:-1] for tokens in prefix_state.covers}  # the search reads the states of these only
-        for tokens, beginning in prefix_state.beginnings.items():
-            number = number_by_tokens[tokens]
-            if tokens in extended:
-                self.states.put(number, beginning.state)
-            self.depths[number] = len(tokens)
-            if tokens:
-                self.parents[number], self.tokens[number] = number_by_tokens[tokens[:-1]], tokens[-1]
-        self.tree_size = len(number_by_tokens)
-        if not prefix_state.typed:
-            self.tree_size = 0
-            self._add_root(prefix_state.beginnings[()].log_probs, prefix_state.beginnings[()].state)
-            return
-        scored = [
-            (score - log_z, number_by_tokens[tokens[:-1]] * self.vocabulary_size + tokens[-1])
-            for tokens, score in prefix_state.covers.items()
-            if len(tokens) <= self.request.max_tokens and tokens[-1] != self.specials.end
-        ]
-        self.scores = np.array([score for score, _ in scored], dtype=np.float64)
-        self.codes = np.array([code for _, code in scored], dtype=np.int64)
-        self._select(np.flatnonzero(self.scores > self.min_score))
-
-    @property
-    def first_count(self) -> int:
-        """The number of expanded hypotheses that the model has read before the search."""
-        return len(self.request.prefix_state.beginnings)
-
-    @property
-    def _first_state(self) -> BackboneState:
-        """The state after the start token."""
-        prefix_state: PiecePrefix = self.request.prefix_state
-        return prefix_state.beginnings[()].state
-
-    def take(self, count: int) -> tuple[Floats, Ints, Ints]:
-        """Remove the best `count` waiting hypotheses; return those of them with which a text may begin."""
-        scores, parents, tokens = super().take(count)
-        may_begin = self.tokenizer.may_begin
-        is_possible = np.array(
-            [
-                may_begin(self.tokenizer.decode((*self._ids(parent), token)))
-                for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
-            ],
-            dtype=np.bool_,
-        )
-        return scores[is_possible], parents[is_possible], tokens[is_possible]

@@ -8,19 +8,40 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from factorcell.completion.suggestions import Suggestion
 from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
+
+MAX_HISTORY = 100  # maximum number of texts of a history
+HALF_LIFE = 20.0  # number of newer texts after which a text of a history has half of its first weight
+MIN_PROPOSALS = 10  # minimum number of texts that each source of a blend proposes, as in the lists that fit its weights
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A suggested text.
+
+    Attributes:
+        text: The whole text, including the prefix.
+        log_probability: The log probability of the text given the prefix, according to `source`.
+        source: The sources that propose the text, such as `model` or `model+history`.
+        typos: Number of typing errors in the prefix if the user intends this text; 0 if it begins with the prefix.
+        parts: Source of a blend -> the number that it adds to the score of the text; empty without a blend.
+    """
+
+    text: str
+    log_probability: float
+    source: str
+    typos: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class Popularity:
@@ -71,24 +92,11 @@ class Popularity:
         Raises:
             UserError: The run folder has no popular texts; training stores them only with a user column.
         """
-        return cls.load(run.folder, is_allowed)
-
-    @classmethod
-    def load(cls, folder: Path, is_allowed: Callable[[str], bool] | None = None) -> "Popularity":
-        """Read the popular training texts of a run folder.
-
-        Args:
-            folder: The run folder.
-            is_allowed: Returns whether a text may be suggested; other texts are omitted.
-
-        Raises:
-            UserError: The run folder has no popular texts; training stores them only with a user column.
-        """
-        path = folder / POPULARITY
+        path = run.folder / POPULARITY
         if not path.exists():
             raise UserError(
-                f"{folder}: no {POPULARITY}; training writes it with --user COLUMN and --tokenizer char, grapheme, bpe "
-                "or pretrained"
+                f"{run.folder}: no {POPULARITY}; training writes it with --user COLUMN and --tokenizer char, grapheme, "
+                "bpe or pretrained"
             )
         text_counts = TextCounts.open(path)
         if is_allowed is not None:
@@ -98,10 +106,6 @@ class Popularity:
 
     def __len__(self) -> int:
         return len(self.texts)
-
-    def most_popular(self, count: int) -> list[str]:
-        """Return the `count` most popular texts."""
-        return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
 
     def count(self, text: str) -> int:
         """Return how often a text in canonical form was counted; 0 if it is not popular."""
@@ -140,26 +144,22 @@ class History:
     """The last texts that one user entered, which complete what this user types.
 
     A history stores texts in the canonical form of `same_text`. It stores only the newest texts: at most
-    `max_texts`, and at most `MAX_BYTES` bytes in total.
+    `MAX_HISTORY` texts, and at most `MAX_BYTES` bytes in total.
 
     Attributes:
         texts: The texts, the newest last.
-        half_life: Number of newer texts after which a text has half of its first weight.
-        max_texts: Maximum number of stored texts.
 
     Raises:
         UserError: A text is not valid Unicode.
     """
 
     texts: tuple[str, ...] = ()
-    half_life: float = 20.0
-    max_texts: int = 100
 
     source: ClassVar[str] = "history"
 
     def __post_init__(self) -> None:
         newest, free_bytes = list[str](), MAX_BYTES
-        for text in map(same_text, reversed(self.texts[-self.max_texts :])):
+        for text in map(same_text, reversed(self.texts[-MAX_HISTORY:])):
             free_bytes -= byte_length(text, "history")
             if free_bytes < 0:
                 break
@@ -191,7 +191,7 @@ class History:
         """Return each text and its share of the sum of the weights of all texts."""
         weights: defaultdict[str, float] = defaultdict(float)
         for age, text in enumerate(reversed(self.texts)):
-            weights[text] += 0.5 ** (age / self.half_life)
+            weights[text] += 0.5 ** (age / HALF_LIFE)
         total = sum(weights.values())
         return {text: weight / total for text, weight in weights.items()}
 

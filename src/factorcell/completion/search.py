@@ -11,12 +11,9 @@ those whose score does not exceed that of the k-th finished one, until no hypoth
 Shapes: B expanded hypotheses, V vocabulary.
 """
 
-import heapq
 import math
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +30,7 @@ Ids = tuple[int, ...]  # tokens of a completion, without the prefix and the end 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-INITIAL_BATCH_SIZE = (
-    12  # initial batch size: small batches expand fewer useless hypotheses, large batches need fewer steps
-)
+INITIAL_BATCH_SIZE = 12  # small batches expand fewer useless hypotheses, large batches need fewer steps
 GROWTH = 4  # the batch size grows by one per this many expanded hypotheses
 MAX_EXPANDED = 10_000  # maximum number of hypotheses that one search expands
 MAX_WAITING = 10_000  # maximum number of hypotheses that wait to be expanded
@@ -72,32 +67,23 @@ class SearchResult:
 
 
 class Stop:
-    """A flag that ends running searches early; any thread may set it, at most once."""
+    """A flag that ends running searches early; any thread may set it."""
 
     def __init__(self) -> None:
         self.is_set = False
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[], object]] = []
+        self._structures: list[Any] = []  # of running searches in compiled code
 
     def set(self) -> None:
         """Set the flag, which ends all searches whose requests contain it."""
-        with self._lock:
-            self.is_set = True
-            for callback in self._callbacks:
-                callback()
+        self.is_set = True
+        for structure in self._structures:
+            structure.seconds = 0.0
 
-    @contextmanager
-    def on_set(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Call `callback` as soon as the flag is set during the `with` block, or at once if the flag is already set."""
-        with self._lock:
-            self._callbacks.append(callback)
-            if self.is_set:
-                callback()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._callbacks.remove(callback)
+    def watch(self, structure: Any) -> None:
+        """Set `seconds` of a structure to 0, which ends its search in compiled code, as soon as the flag is set."""
+        self._structures.append(structure)
+        if self.is_set:  # another thread may have set it before it could see the structure
+            structure.seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,12 +140,7 @@ class PlainEngine:
         self.model = model
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
-        """Return the search state of an empty prefix in one context.
-
-        Args:
-            context: The context.
-            override: Context variable -> vector that replaces that of the context, as in `LanguageModel.condition`.
-        """
+        """Return the search state of an empty prefix in one context, with vectors that override those of variables."""
         conditioning = self.model.fold(self.model.condition(context, override), shared=True)
         log_probs, state = self.model.step(_to_tensor(self.model, [self.model.specials.start]), conditioning)
         return PrefixState(conditioning, (), (state,), (log_probs,))
@@ -178,38 +159,21 @@ class PlainEngine:
 
     def search(
         self,
-        requests: Sequence[SearchRequest],
+        request: SearchRequest,
         deadline: float | None = None,
-        threads: int = 1,
         *,
         initial_batch_size: int = INITIAL_BATCH_SIZE,
         max_expanded: int = MAX_EXPANDED,
         max_waiting: int = MAX_WAITING,
-    ) -> list[SearchResult]:
-        """Return the most probable completions of each request, one request after the other.
+    ) -> SearchResult:
+        """Return the most probable completions of a request.
 
         A result is exact unless `is_cut` is true, in which case it has the best completions that the search found.
-
-        Args:
-            requests: The requests.
-            deadline: When to end all searches, as a value of `time.monotonic()`.
-            threads: Ignored; `CompiledEngine.search` uses it.
-            initial_batch_size: Initial number of hypotheses that are expanded at once.
-            max_expanded: Maximum number of expanded hypotheses per request.
-            max_waiting: Maximum number of waiting hypotheses per request.
+        `deadline` is a value of `time.monotonic()`, `initial_batch_size` the initial number of hypotheses that are
+        expanded at once.
         """
-        return [self._search(request, deadline, initial_batch_size, max_expanded, max_waiting) for request in requests]
-
-    def _search(
-        self,
-        request: SearchRequest,
-        deadline: float | None,
-        initial_batch_size: int,
-        max_expanded: int,
-        max_waiting: int,
-    ) -> SearchResult:
         end = math.inf if deadline is None else deadline
-        frontier = self._new_frontier(request, max_expanded, max_waiting)
+        frontier = self._begin(request, max_expanded, max_waiting)
         while frontier.scores.size:
             batch_size = min(
                 initial_batch_size + frontier.expanded_count // GROWTH, max_expanded - frontier.expanded_count
@@ -217,113 +181,87 @@ class PlainEngine:
             if batch_size <= 0 or time.monotonic() >= end or (request.stop is not None and request.stop.is_set):
                 frontier.give_up()
                 break
-            scores, parents, tokens = frontier.take(batch_size)
-            if not scores.size:
+            scores, parents, hypotheses = frontier.take(batch_size)
+            possible = [index for index, ids in enumerate(hypotheses) if self._may_begin(ids)]
+            if not possible:
                 continue
-            parent_states = frontier.states.select(torch.from_numpy(parents).to(self.model.device))
-            log_probs, state = self.model.step(
-                _to_tensor(self.model, tokens.tolist()), request.prefix_state.conditioning, parent_states
-            )
-            frontier.add(scores, parents, tokens, log_probs, state)
+            hypotheses = [hypotheses[index] for index in possible]
+            parent_states = frontier.states.select(torch.from_numpy(parents[possible]).to(self.model.device))
+            last_tokens = _to_tensor(self.model, [ids[-1] for ids in hypotheses])
+            log_probs, state = self.model.step(last_tokens, request.prefix_state.conditioning, parent_states)
+            frontier.add(hypotheses, scores[possible], log_probs, state)
         return frontier.result()
 
-    def _new_frontier(self, request: SearchRequest, max_expanded: int, max_waiting: int) -> "Frontier":
-        return Frontier(self.model, request, max_expanded, max_waiting)
+    def _begin(self, request: SearchRequest, max_expanded: int, max_waiting: int) -> "Frontier":
+        """Return the hypotheses at the beginning of a search."""
+        prefix: PrefixState = request.prefix_state
+        frontier = Frontier(self.model, request, prefix.states[-1].reserve(max_expanded + 1), max_waiting)
+        frontier.add([()], np.zeros(1), prefix.log_probs[-1], prefix.states[-1])
+        return frontier
+
+    def _may_begin(self, ids: Ids) -> bool:
+        """Return whether the tokens of a completion may begin with `ids`."""
+        return True
 
 
 class Frontier:
     """All hypotheses of one search: those that wait to be expanded, the best k finished ones and the expanded ones.
 
-    The expanded hypotheses form a tree. They are numbered in the order of their expansion; number 0 is the prefix. For
-    each expanded hypothesis, the arrays `parents`, `tokens` and `depths` have the number of its parent, its last token
-    and its number of tokens. A waiting hypothesis is an expanded parent followed by a token; `codes` stores both as one
-    number, parent * V + token.
+    The expanded hypotheses are numbered in the order of their expansion. `first_count` of them were expanded before the
+    search. A waiting hypothesis is an expanded parent followed by a token; `codes` stores both as one number,
+    parent * V + token.
     """
 
-    def __init__(self, model: Predictor, request: SearchRequest, max_expanded: int, max_waiting: int) -> None:
-        self.request, self.max_waiting = request, max_waiting
-        self.vocabulary_size, self.tree_size, self.specials = model.vocabulary_size, 0, model.specials
-        capacity = max_expanded + self.first_count
-        self.parents, self.tokens, self.depths = (np.zeros(capacity, dtype=np.int64) for _ in range(3))
-        self.states: StateBuffer = self._first_state.reserve(capacity)
+    def __init__(
+        self, model: Predictor, request: SearchRequest, states: StateBuffer, max_waiting: int, first_count: int = 1
+    ) -> None:
+        self.request, self.states, self.max_waiting, self.first_count = request, states, max_waiting, first_count
+        self.vocabulary_size, self.specials = model.vocabulary_size, model.specials
+        self.expanded: list[Ids] = []
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
-        # Score, tokens and text; a heap, whose first entry is the worst
-        self.finished: list[tuple[float, Ids, Hashable]] = []
-        self.finished_by_text: dict[Hashable, tuple[float, Ids, Hashable]] = {}  # text -> entry of `finished`
+        self.finished: dict[Hashable, Completion] = {}  # by text
+        self.min_score = request.min_log_prob  # the score that a hypothesis must exceed to be among the best
         self.best_dropped = -math.inf  # best score of a hypothesis that was dropped because of a limit
-        self._begin()
-
-    @property
-    def first_count(self) -> int:
-        """The number of expanded hypotheses that the model has read before the search: the prefix."""
-        return 1
-
-    @property
-    def _first_state(self) -> BackboneState:
-        """A state after the prefix or its beginning, which reserves memory for others."""
-        state: BackboneState = self.request.prefix_state.states[-1]
-        return state
-
-    def _begin(self) -> None:
-        """Add the prefix as an expanded hypothesis."""
-        self._add_root(self.request.prefix_state.log_probs[-1], self._first_state)
-
-    def _add_root(self, log_probs: Tensor, state: BackboneState) -> None:
-        """Add expanded hypothesis 0, which has no tokens."""
-        self.depths[0] = -1  # it is added as a child of itself, which gives it depth 0
-        zero = np.zeros(1, dtype=np.int64)
-        self.add(np.zeros(1), zero, zero + self.specials.start, log_probs, state)
 
     @property
     def expanded_count(self) -> int:
         """The number of hypotheses that the model has read in this search."""
-        return self.tree_size - self.first_count
+        return len(self.expanded) - self.first_count
 
-    @property
-    def min_score(self) -> float:
-        """The score that a hypothesis must exceed: that of the k-th finished one, or the minimum of the request."""
-        if len(self.finished) < self.request.k:
-            return self.request.min_log_prob
-        worst_score, _, _ = self.finished[0]
-        return worst_score
-
-    def take(self, count: int) -> tuple[Floats, Ints, Ints]:
-        """Remove the best `count` waiting hypotheses and return their scores, parents and tokens."""
+    def take(self, count: int) -> tuple[Floats, Ints, list[Ids]]:
+        """Remove the best `count` waiting hypotheses; return their scores, the numbers of their parents, and tokens."""
         best = _indices_of_largest(self.scores, count)
-        scores, codes = self.scores[best], self.codes[best]
+        scores, (parents, tokens) = self.scores[best], np.divmod(self.codes[best], self.vocabulary_size)
         self._select(np.delete(np.arange(len(self.scores)), best))
-        return scores, codes // self.vocabulary_size, codes % self.vocabulary_size
+        pairs = zip(parents.tolist(), tokens.tolist(), strict=True)
+        return scores, parents, [(*self.expanded[parent], token) for parent, token in pairs]
 
-    def add(self, scores: Floats, parents: Ints, tokens: Ints, log_probs: Tensor, state: BackboneState) -> None:
-        """Add expanded hypotheses, and their extensions as waiting or finished hypotheses.
+    def add(self, hypotheses: Sequence[Ids], scores: Floats, log_probs: Tensor, state: BackboneState) -> None:
+        """Add expanded hypotheses with their scores (B,), and their extensions as waiting or finished hypotheses.
 
-        Args:
-            scores: The scores of the expanded hypotheses (B,).
-            parents: The number of the parent of each (B,).
-            tokens: The last token of each (B,).
-            log_probs: The log probabilities of the token that follows each (B, V).
-            state: The state of the backbone after the expanded hypotheses.
+        `log_probs` (B, V) are those of the token that follows each, and `state` is that of the backbone after them.
         """
-        numbers = np.arange(self.tree_size, self.tree_size + len(scores))
-        self.tree_size += len(scores)
-        self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
-        self.states.put(int(numbers[0]), state)
+        first_number = len(self.expanded)
+        self.expanded += hypotheses
+        self.states.put(first_number, state)
         extended_scores = log_probs.cpu().double().numpy() + scores[:, None]
         extended_scores[:, self.specials.unknown] = -math.inf
-        for number, finished_score in zip(
-            numbers.tolist(), extended_scores[:, self.specials.end].tolist(), strict=True
-        ):
-            self._finish(number, finished_score)
+        for ids, finished_score in zip(hypotheses, extended_scores[:, self.specials.end].tolist(), strict=True):
+            self._finish(ids, finished_score)
         extended_scores[:, self.specials.end] = -math.inf
-        extended_scores[self.depths[numbers] >= self.request.max_tokens] = -math.inf
+        extended_scores[[len(ids) >= self.request.max_tokens for ids in hypotheses]] = -math.inf
         rows, next_tokens = np.nonzero(extended_scores > self.min_score)
-        self.scores = np.concatenate([self.scores, extended_scores[rows, next_tokens]])
-        self.codes = np.concatenate([self.codes, numbers[rows] * self.vocabulary_size + next_tokens])
-        self._select(np.flatnonzero(self.scores > self.min_score))
+        codes = (first_number + rows) * self.vocabulary_size + next_tokens
+        self.wait(extended_scores[rows, next_tokens], codes)
         if len(self.scores) > self.max_waiting:
             best = _indices_of_largest(self.scores, self.max_waiting)
             self.best_dropped = max(self.best_dropped, float(np.delete(self.scores, best).max()))
             self._select(best)
+
+    def wait(self, scores: Floats, codes: Ints) -> None:
+        """Add waiting hypotheses, and drop those that cannot be among the best."""
+        self.scores, self.codes = np.concatenate([self.scores, scores]), np.concatenate([self.codes, codes])
+        self._select(np.flatnonzero(self.scores > self.min_score))
 
     def give_up(self) -> None:
         """Drop all waiting hypotheses because of a limit."""
@@ -331,37 +269,23 @@ class Frontier:
         self._select(np.zeros(0, dtype=np.int64))
 
     def result(self) -> SearchResult:
-        completions = [Completion(ids, score, text) for score, ids, text in self.finished]
-        completions.sort(key=lambda completion: (-completion.log_probability, completion.ids))
+        completions = sorted(self.finished.values(), key=lambda entry: (-entry.log_probability, entry.ids))
         return SearchResult(tuple(completions), self.expanded_count, is_cut=self.best_dropped > self.min_score)
 
-    def _finish(self, number: int, score: float) -> None:
-        """Finish the expanded hypothesis `number` if `score`, which includes the end token, is among the k highest."""
-        if score <= self.min_score:
+    def _finish(self, ids: Ids, score: float) -> None:
+        """Finish a hypothesis if its `score`, which includes the end token, is among the k highest."""
+        if score <= self.min_score or (text := self.request.text_of(ids)) is None:
             return
-        ids = self._ids(number)
-        text = self.request.text_of(ids)
-        if text is None:
-            return
-        if duplicate := self.finished_by_text.get(text):
-            duplicate_score, duplicate_ids, _ = duplicate
-            if (-score, ids) > (-duplicate_score, duplicate_ids):
-                return  # the duplicate is better
-            self.finished.remove(duplicate)
-            heapq.heapify(self.finished)
-        elif len(self.finished) == self.request.k:
-            _, _, worst_text = heapq.heappop(self.finished)
-            del self.finished_by_text[worst_text]
-        self.finished_by_text[text] = score, ids, text
-        heapq.heappush(self.finished, (score, ids, text))
-
-    def _ids(self, number: int) -> Ids:
-        """Return the tokens of the expanded hypothesis `number` after the prefix."""
-        ids = []
-        while number:
-            ids.append(int(self.tokens[number]))
-            number = int(self.parents[number])
-        return tuple(reversed(ids))
+        duplicate = self.finished.get(text)
+        if duplicate and (-score, ids) > (-duplicate.log_probability, duplicate.ids):
+            return  # the duplicate is better
+        self.finished[text] = Completion(ids, score, text)
+        ranked = sorted(self.finished.values(), key=lambda entry: (entry.log_probability, entry.ids))
+        if len(ranked) > self.request.k:
+            worst, *ranked = ranked
+            del self.finished[worst.text]
+        if len(ranked) == self.request.k:
+            self.min_score = ranked[0].log_probability
 
     def _select(self, indices: Ints) -> None:
         """Retain only the waiting hypotheses with these indices."""

@@ -16,30 +16,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from factorcell.data.columns.rows import to_row, to_rows
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.tokenizer import sentence_case
 from factorcell.errors import UserError, check_choice
-from factorcell.generation import beam_search
-from factorcell.generation.beam_search import Beam
-from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import (
+from factorcell.generation.writing import (
+    Constraints,
     GeneratedText,
     RequestTokens,
     WritingTask,
-    collect_texts,
-    generate_steps,
-    request_most_probable,
-    sampling_requests,
+    search_beams,
+    write_step_by_step,
+    write_texts,
 )
 from factorcell.io import files, memory
 from factorcell.io.findings import Finding, report
 from factorcell.nn import sizes
 from factorcell.nn.devices import FLOAT32
-from factorcell.nn.language_model import Conditioning, max_prompt_length
+from factorcell.nn.kernels.drawing import SampleRequest, TokenRequest, TopRequest
+from factorcell.nn.language_model import max_prompt_length
 from factorcell.options import limits
 from factorcell.options.choices import GENERATION_METHODS
 from factorcell.runs.model_card import has_mixture
@@ -95,33 +92,23 @@ class GenerationOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("banned", "stops"):
-            if isinstance(words := getattr(self, name), set | frozenset):
-                object.__setattr__(self, name, tuple(sorted(words, key=str)))
         limits.make_plain(self)
-        for name in ("banned", "stops"):
-            if not limits.is_names(words := getattr(self, name)):
+        for name, words in (("banned", self.banned), ("stops", self.stops)):
+            if not limits.is_names(words):
                 raise UserError(f"{name}: expected a list of words, got {words!r:.60}")
         check_choice("method", self.method, GENERATION_METHODS)
-        limits.check(
-            seed=self.seed,
-            width=self.width,
-            branching=self.branching,
-            length_penalty=self.length_penalty,
-            seconds=self.seconds,
-        )
-        if self.sampler() != Sampler() and self.method not in SAMPLED_METHODS:
+        names = [field.name for field in fields(self) if field.name not in ("method", "banned", "stops")]
+        limits.check(**{name: getattr(self, name) for name in names})
+        if self.min_tokens > self.max_tokens:
+            values = f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}"
+            raise UserError(f"{values}; min_tokens must be at most max_tokens")
+        if (self.temperature, self.top_k, self.top_p) != (1, 0, 1) and self.method not in SAMPLED_METHODS:
             methods = " or ".join(SAMPLED_METHODS)
             raise UserError(f"{self.method} does not use temperature, top_k or top_p; choose {methods}")
-        Constraints(self.max_tokens, self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
 
     def deadline(self) -> float:
         """Return the time at which generation must end, as a value of `time.monotonic()`."""
         return math.inf if self.seconds is None else time.monotonic() + self.seconds
-
-    def sampler(self) -> Sampler:
-        """Return the distribution from which tokens are sampled."""
-        return Sampler(self.temperature, self.top_k, self.top_p)
 
     def beam_sizes(self, text_count: int) -> tuple[int, int]:
         """Return the number of hypotheses of a search for `text_count` texts, and the extensions of each hypothesis."""
@@ -130,13 +117,17 @@ class GenerationOptions:
         hypothesis_count = max(text_count, self.width or BEAM_WIDTH) if self.method == "beam" else 1
         return hypothesis_count, hypothesis_count
 
-    def constraints(self, run: Run) -> Constraints:
+    def constraints(self, run: Run, prompt_length: int = 0) -> Constraints:
         """Return the constraints on generated texts, with the token ids of `run`.
 
+        Args:
+            run: The run.
+            prompt_length: Number of tokens of the prompt; a base can read a limited number of tokens after it.
+
         Raises:
-            UserError: A banned word or a stop contains an out-of-vocabulary word.
+            UserError: A banned word or a stop contains an out-of-vocabulary word, or the prompt is too long.
         """
-        specials = run.tokenizer.specials
+        specials, max_tokens, limit = run.tokenizer.specials, self.max_tokens, run.model.max_tokens
         if run.tokenizer.is_subword and (self.banned or self.stops):
             kind = f"the tokenizer {run.config.tokenizer.kind} cuts a word into pieces that other words contain"
             raise UserError(f"{run.folder}: cannot ban words or stop after a text, because {kind}; omit these options")
@@ -144,9 +135,54 @@ class GenerationOptions:
         for word in self.banned:
             banned.update(encode_known(run, word, "banned"))
         stops = tuple(encode_known(run, text, "a stop") for text in self.stops)
+        if limit is not None:
+            room = limit - 1 - prompt_length - max_prompt_length(run.config, run.schema)  # 1: the start token
+            fewest = max(1, self.min_tokens)
+            if room < fewest:
+                problem = f"the base can read {max(0, room):,} tokens after the prompt, expected at least {fewest:,}"
+                raise UserError(f"{problem}; shorten the prompt or lower min_tokens")
+            max_tokens = min(max_tokens, room)
         return Constraints(
-            self.max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops, specials.end
+            max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops, specials.end
         )
+
+    def requests(
+        self, count: int, first: int = 0, text_count: int = 1, device: torch.device | str = "cpu"
+    ) -> RequestTokens:
+        """Return the function that requests the next tokens in `count` searches with the numbers from `first` on.
+
+        The random draws of a search depend only on the seed and on the number of the search. Each step of a stochastic
+        beam draws for `width` hypotheses, so later draws do not depend on the number of hypotheses.
+
+        Args:
+            count: Number of searches, each for `text_count` texts.
+            first: The number of the first search.
+            text_count: Number of texts of each search.
+            device: The device on which the texts are generated.
+        """
+        width, branching = self.beam_sizes(text_count)
+        if self.method in ("greedy", "beam"):
+            # One extension of a beam may be the end token, which leaves `width` other tokens.
+            top_request = TopRequest(1 if self.method == "greedy" else width + 1)
+            return lambda _unfinished, _step, _hypothesis_count: top_request
+        generators = [random_generator(self.seed, first + index) for index in range(count)]
+        if self.method == "sample":
+            draws = np.stack([generator.random(self.max_tokens) for generator in generators])
+
+        def request(unfinished: Sequence[int], step: int, hypothesis_count: int) -> TokenRequest:
+            if self.method == "sample":
+                places = draws[unfinished, step, None]
+            else:
+                drawn = (generators[index].random((width, branching)) for index in unfinished)
+                places = np.concatenate([of_search[:hypothesis_count] for of_search in drawn])
+            return SampleRequest(torch.from_numpy(places).to(device), self.temperature, self.top_k, self.top_p)
+
+        return request
+
+
+def random_generator(seed: int, number: int) -> np.random.Generator:
+    """Return the random generator of a text or search; it depends only on the seed and on its number."""
+    return np.random.Generator(np.random.Philox(key=[seed, number]))
 
 
 DEFAULT = GenerationOptions()
@@ -188,17 +224,12 @@ def encode_known(run: Run, text: str, where: str) -> tuple[int, ...]:
 
 
 def category_values(schema: ContextSchema, column: str) -> list[str]:
-    """Return the sorted values of a categorical context column, or raise a `UserError` if it has another kind."""
+    """Return the values of a categorical context column, sorted as numbers if they are; raise `UserError` otherwise."""
     variable = schema.variable(column)
     if variable.kind != "category":
         remedy = f"name its values in --context, or train with --context {variable.source_column}:category"
         raise UserError(f"{column}: expected a column of kind category, got {variable.kind}; {remedy}")
     _unknown, *values = variable.values
-    return sort_values(values)
-
-
-def sort_values(values: Sequence[str]) -> list[str]:
-    """Sort values by number if every value is a number, otherwise alphabetically."""
     try:
         return sorted(values, key=float)
     except ValueError:
@@ -242,14 +273,16 @@ def generate(
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
     prompt_tokens = _split_prompt(run, prompt)
     ids, origin = run.tokenizer.encode(prompt_tokens), provenance(run, options, prompt)
-    constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
+    constraints = options.constraints(run, len(prompt_tokens))
     texts_per_search = number if options.method == "beam" else 1
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
     search_count = len(contexts) * searches_per_context
-    _check_memory(run, min(search_count, batch_size), options.beam_sizes(texts_per_search), constraints)
+    beam_sizes, count = options.beam_sizes(texts_per_search), min(search_count, batch_size)
+    required = sizes.beam_bytes(run.model, count, *beam_sizes, constraints.max_tokens)
+    memory.check(required, f"{count:,} contexts with {beam_sizes[0]:,} hypotheses each")
     if not contexts:
         return iter(())
-    corpus = corpus_of_contexts(run, contexts, unknown)
+    corpus = run.read([""] * len(contexts), contexts, unknown=unknown)
     report_request(run, prompt, contexts[0])
 
     def write() -> Iterator[files.Row]:
@@ -259,9 +292,8 @@ def generate(
                 break
             searches = range(start, min(search_count, start + batch_size))
             indices = [search // searches_per_context for search in searches]  # the context of each search
-            conditioning, rows = condition_contexts(run, corpus, indices)
+            task = new_task(run, corpus, indices, constraints, ids, deadline)
             with run.scoring():
-                task = WritingTask(run.predictor, conditioning, rows, constraints, ids, deadline)
                 results = _write_texts(task, options, texts_per_search, start)
             for search, index, texts in zip(searches, indices, results, strict=True):
                 for text_number, text in enumerate(texts, search * texts_per_search):
@@ -277,15 +309,7 @@ def generate(
     return write()
 
 
-def _split_prompt(run: Run, prompt: str) -> list[str]:
-    """Return the tokens of a prompt; raise `UserError` if it is not a text."""
-    if not isinstance(prompt, str):
-        raise UserError(f"prompt: expected a text, got {prompt!r:.60}")
-    return run.tokenizer.split(prompt)
-
-
 def _figures(text: GeneratedText) -> files.Row:
-    """Return the entries of a row of `generate` that only depend on the generated tokens."""
     return {
         "tokens": len(text.tokens),
         "log_probability": text.log_probability,
@@ -294,18 +318,11 @@ def _figures(text: GeneratedText) -> files.Row:
     }
 
 
-def _check_memory(run: Run, count: int, beam_sizes: tuple[int, int], constraints: Constraints) -> None:
-    """Raise `UserError` if `count` searches of these sizes (`beam_sizes`) need too much memory."""
-    required = sizes.beam_bytes(run.model, count, *beam_sizes, constraints.max_tokens)
-    memory.check(required, f"{count:,} contexts with {beam_sizes[0]:,} hypotheses each")
-
-
-def _room(run: Run, prompt_length: int) -> int | None:
-    """Return the number of tokens that the model can read after a prompt of `prompt_length` tokens; None: no limit."""
-    limit: int | None = run.model.max_tokens
-    if limit is None:
-        return None
-    return limit - 1 - prompt_length - max_prompt_length(run.config, run.schema)  # 1: the start token
+def _split_prompt(run: Run, prompt: str) -> list[str]:
+    """Return the tokens of a prompt; raise `UserError` if it is not a text."""
+    if not isinstance(prompt, str):
+        raise UserError(f"prompt: expected a text, got {prompt!r:.60}")
+    return run.tokenizer.split(prompt)
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
@@ -380,15 +397,14 @@ def stream(
     if options.method not in ("sample", "greedy"):
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
     prompt_tokens = _split_prompt(run, prompt)
-    constraints = options.constraints(run).limited_to(_room(run, len(prompt_tokens)))
-    corpus = corpus_of_contexts(run, [context], unknown)
+    constraints = options.constraints(run, len(prompt_tokens))
+    corpus = run.read([""], [context], unknown=unknown)
     report_request(run, prompt, to_row(context))
 
     def write() -> Iterator[str]:
-        conditioning, rows = condition_contexts(run, corpus, [0])
         ids, tokens, yielded_text = run.tokenizer.encode(prompt_tokens), prompt_tokens, ""
-        task = WritingTask(run.predictor, conditioning, rows, constraints, ids, options.deadline())
-        steps = generate_steps(task, _token_requests(options, count=1, first=0))
+        task = new_task(run, corpus, [0], constraints, ids, options.deadline())
+        steps = write_step_by_step(task, options.requests(count=1, device=run.device))
         while True:
             # A letter that follows would change a final ς or the word "I": such an end waits for the next token.
             variants = zip(_join(run, tokens, case), _join(run, tokens, case, "a"), strict=False)
@@ -402,51 +418,40 @@ def stream(
                 if rest := _join(run, tokens, case)[len(yielded_text) :]:
                     yield rest
                 return
-            if step.tokens[0] != constraints.end:
-                tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
+            _, new_tokens, _ = step
+            if new_tokens != [constraints.end]:
+                tokens = [*tokens, *run.tokenizer.decode(new_tokens)]
 
     return write()
 
 
-def corpus_of_contexts(run: Run, contexts: Sequence[Mapping[str, Any]], unknown: str = "error") -> Corpus:
-    """Return empty texts with these contexts."""
-    return run.read([""] * len(contexts), contexts, unknown=unknown)
-
-
-def condition_contexts(run: Run, corpus: Corpus, indices: Sequence[int]) -> tuple[Conditioning, Tensor]:
-    """Return the `Conditioning` of the distinct texts of `corpus` at `indices`, with folded biases of the head.
-
-    Returns:
-        The conditioning, and for each of the `indices` (N,) the row of the conditioning with this context (N,).
-    """
+def new_task(
+    run: Run,
+    corpus: Corpus,
+    indices: Sequence[int],
+    constraints: Constraints,
+    prompt: Sequence[int] = (),
+    deadline: float = math.inf,
+) -> WritingTask:
+    """Return the task to write a text in the context of each of the texts of `corpus` at `indices`."""
     distinct_indices, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
     with run.scoring():
         conditioning = run.predictor.condition(corpus.context(distinct_indices).to(run.device))
         conditioning = run.predictor.fold_head(conditioning)
-    return conditioning, torch.from_numpy(rows).to(run.device)
+        context_rows = torch.from_numpy(rows).to(run.device)
+        return WritingTask(run.predictor, conditioning, context_rows, constraints, prompt, deadline)
 
 
 def _write_texts(
     task: WritingTask, options: GenerationOptions, texts_per_search: int, first: int
 ) -> list[list[GeneratedText]]:
     """Generate the texts of one search for each of `task.context_rows`; `first` is the number of the first search."""
+    request_tokens = options.requests(len(task.context_rows), first, texts_per_search, task.context_rows.device)
+    if options.method in ("sample", "greedy"):
+        return [[text] for text in write_texts(task, request_tokens)]
     width, _ = options.beam_sizes(texts_per_search)
-    beam = Beam(width, options.length_penalty, texts_per_search)
-    if options.method == "beam":
-        return beam_search.search_beam(task, beam)
-    if options.method == "stochastic":
-        return beam_search.search_stochastic_beam(
-            task, beam, options.sampler(), branching=options.branching, seed=options.seed, first=first
-        )
-    steps = generate_steps(task, _token_requests(options, len(task.context_rows), first))
-    return [[text] for text in collect_texts(len(task.context_rows), steps, task.constraints)]
-
-
-def _token_requests(options: GenerationOptions, count: int, first: int) -> RequestTokens:
-    """Return the function that requests the tokens of `count` texts, greedily or by sampling."""
-    if options.method == "greedy":
-        return request_most_probable
-    return sampling_requests(options.sampler(), count, options.max_tokens, options.seed, first)
+    penalty = options.length_penalty
+    return search_beams(task, request_tokens, width=width, length_penalty=penalty, num_texts=texts_per_search)
 
 
 def _join(run: Run, tokens: Sequence[str], case: bool, suffix: str = "") -> str:

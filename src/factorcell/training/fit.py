@@ -10,9 +10,9 @@ from typing import Any, Unpack
 
 from factorcell.completion.blend import save_settings
 from factorcell.completion.online import distinguishes_users, user_variable
-from factorcell.completion.replay.streams import Stream, read_streams
-from factorcell.completion.replay.tuning import fit_settings
+from factorcell.completion.replay import Stream, read_streams
 from factorcell.completion.texts import is_valid_text
+from factorcell.completion.tuning import fit_settings
 from factorcell.config import Config, Options, options_by_section
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns
@@ -20,8 +20,7 @@ from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.errors import UserError
-from factorcell.evaluation import conditional_prior
-from factorcell.evaluation.combination import save_baselines
+from factorcell.evaluation.baselines import save_baselines, save_priors
 from factorcell.evaluation.diagnostics import report_run, table_findings
 from factorcell.evaluation.linear_classifier import possible_targets
 from factorcell.evaluation.perplexity import measure_context_effect
@@ -294,14 +293,14 @@ def save_other_models(
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     max_cost = classifier_cost(minutes, len(possible_targets(run)))
     save_baselines(run, corpus, max_cost)
-    facts: files.Row = {"dependences": conditional_prior.save_priors(run, corpus, held_out, max_cost)}
+    facts: files.Row = {"dependences": save_priors(run, corpus, held_out, max_cost)}
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         data = run.config.data
         TextCounts.of_corpus(corpus, data.min_text_users).save(run.folder / POPULARITY)
     max_texts, seconds = completed_texts(minutes, run.config), completion_seconds(minutes)
     if settings := fit_settings(run, streams, max_texts, seconds):
-        save_settings(run, settings.rule, settings.weights)
-        facts["completion"] = settings.to_row()
+        rule, weights, facts["completion"] = settings
+        save_settings(run, rule, weights)
     return facts
 
 

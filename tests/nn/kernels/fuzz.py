@@ -186,9 +186,7 @@ def searches(data: st.DataObject) -> None:
     for after, (state,), logs in zip(typed.states, as_any(plain.states), plain.log_probs, strict=True):
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(after, expected, atol=2e-4, rtol=1e-3)
-    (result,) = engine.search(
-        [SearchRequest(typed, k, max_tokens)], threads=2, initial_batch_size=data.draw(st.integers(1, 9))
-    )
+    result = engine.search(SearchRequest(typed, k, max_tokens), initial_batch_size=data.draw(st.integers(1, 9)))
     texts = cached_texts(run, prefix, "Oslo", max_tokens)
     scores = [item.log_probability for item in result.completions]
     assert scores == pytest.approx([texts[item.ids] for item in result.completions], abs=1e-3)

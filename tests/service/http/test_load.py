@@ -8,10 +8,9 @@ import pytest
 
 from benchmarks.service import deletions, kills, outages, replaying
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 from tests.service.listening import listening
 from tests.service.oracle import random_texts
@@ -43,7 +42,7 @@ def test_replay_over_http_ranks_as_the_library(port: int, served: ServedModel, t
     table = tmp_path / "table.csv"
     rows = [f"{USERS[index % 3]},{text},{index},Oslo" for index, text in enumerate(random_texts(4, 60))]
     table.write_text("\n".join(["who,text,time,city", *rows]) + "\n", encoding="utf-8")
-    results = replaying.run(served.run.folder, port, table, tmp_path, rows_per_user=1000, every=1)
+    results = replaying.run(served.run.folder, port, table, rows_per_user=1000, every=1)
     assert [row["system"] for row in results] == [replaying.SERVED, replaying.SAME, replaying.WHOLE]
     assert [row["differing"] for row in results] == [0, 0, 0]
     assert results[0]["mrr"] > 0

@@ -17,8 +17,7 @@ def add_complete_arguments(parser: Parser) -> None:
     options.add_context(parser)
     help_text = "earlier text of the user (repeatable; the texts are learned in this order)"
     parser.add_argument("--history", action="append", default=[], metavar="TEXT", help=help_text)
-    help_text = "show what the model, the popular texts and the history add to each score, "
-    help_text += "and which popular texts the history made more probable"
+    help_text = "show what the model, the popular texts and the history add to each score"
     parser.add_argument("--explain", action="store_true", help=help_text)
     help_text = "number of suggestions"
     parser.add_argument("--count", type=int, default=10, help=help_text)
@@ -44,22 +43,18 @@ def add_tune_online_arguments(parser: Parser) -> None:
 
 def add_replay_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell replay`."""
-    options.add_run(parser, "run folder, or a folder of runs written by compare")
+    options.add_run(parser, "run folder of a model with tokenizer char, grapheme, bpe or pretrained")
     help_text = "table of held-out texts with columns for user and time"
     parser.add_argument("heldout", type=Path, metavar="HELDOUT", help=help_text)
-    help_text = "systems to compare: mpc (popular texts), history (texts of the user), plain (the run without online "
-    help_text += "learning, for the unknown user), online (the run with online learning), blend, names of runs in RUN, "
-    help_text += "or NAME=FOLDER for a run elsewhere (default: all systems that RUN supports)"
+    help_text = "systems to compare: plain (the run without online learning, for the unknown user), "
+    help_text += "mpc (popular texts), history (texts of the user), online (the run with online learning), blend "
+    help_text += "(default: all systems that RUN supports)"
     parser.add_argument("--compare", metavar="NAME[,NAME...]", help=help_text)
     help_text = "new folder for rows and summary"
     options.add_output(parser, "--out", help_text, folder=True, required=True, metavar="FOLDER")
-    parser.add_argument("--base", metavar="NAME", help="system to compare the others to (default: the first)")
-    help_text = "table of training texts, to distinguish seen prefixes from unseen ones"
-    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
     help_text = "column that identifies the user (default: the run's user column, else user)"
     parser.add_argument("--user", metavar="COLUMN", help=help_text)
     _add_stream_options(parser, "evaluate about one in N texts; the systems learn all texts")
-    options.add_seed(parser, "the random prefixes and the bootstrap intervals")
     options.add_no_ngram_mixture(parser)
     options.add_computing(parser)
 

@@ -29,7 +29,7 @@ from factorcell.data.columns.values import (
     to_weekday,
     to_yearday,
 )
-from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.io.findings import Finding, report
 from factorcell.options.option_fields import WordOptions
@@ -275,7 +275,7 @@ class TextReader(ColumnReader):
     sizes: list[int] = field(default_factory=list, init=False)  # the number of words of each row
 
     def __post_init__(self) -> None:
-        self.split = WordTokenizer(WordOptions()).split_words
+        self.split = WordTokenizer(WordOptions()).split
         self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
 
@@ -284,7 +284,7 @@ class TextReader(ColumnReader):
         for row, value in zip(rows, values, strict=True):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
-            words = self.split(value) if isinstance(value, str) else []
+            words = without_punctuation(self.split(value)) if isinstance(value, str) else []
             word_ids.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
         self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))

@@ -199,6 +199,11 @@ class Tokenizer:
             files.write(folder / name, content)
 
 
+def without_punctuation(tokens: Iterable[str]) -> list[str]:
+    """Return the tokens that have a letter, a digit, $ or %."""
+    return [token for token in tokens if CONTENT.search(token)]
+
+
 class WordTokenizer(Tokenizer):
     """Splits into words, numbers and punctuation marks."""
 
@@ -208,10 +213,6 @@ class WordTokenizer(Tokenizer):
     def split(self, text: str) -> list[str]:
         """Return the words, numbers and punctuation marks of a text."""
         return [match.group() for match in WORD.finditer(self.normalize(text))]
-
-    def split_words(self, text: str) -> list[str]:
-        """Return the tokens of a text that have a letter, a digit, $ or %."""
-        return [token for token in self.split(text) if CONTENT.search(token)]
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens with spaces between them, except before closing marks and after opening marks."""

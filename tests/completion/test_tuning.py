@@ -11,28 +11,25 @@ import numpy as np
 import pytest
 
 from factorcell.commands.cli.main import main
+from factorcell.completion import tuning
 from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights, Example
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay import tuning
-from factorcell.completion.replay.streams import Stream, read_streams
-from factorcell.completion.replay.tuning import (
-    MIN_CHANGE,
+from factorcell.completion.replay import Stream, read_streams
+from factorcell.completion.tuning import (
     candidate_lists,
     compare_with_model,
     progressive_sums,
-    try_rates,
 )
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from tests.completion.replay.test_systems import save
+from tests.completion.runs import CITY, save
 from tests.findings import logged_progress
 from tests.small_runs import make_letters, with_ngrams
 
-CITY = {"user": "city", "context": (), "min_user_count": 1}
 ROWS = [
     {"text": text, "city": f"user {user}", "time": position}
     for user, texts in enumerate((["abc"] * 6, ["cab", "cab", "cabba", "cab"], ["bab"]))
@@ -77,50 +74,22 @@ def test_progress_names_the_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert capsys.readouterr().err.startswith(f"{title}: 0 of 6 texts of each user, ")
 
 
-def test_rules_have_intervals_over_users() -> None:
+def test_the_rule_with_the_lowest_perplexity_is_chosen() -> None:
     run = make_letters(data=CITY, spread=0.8)
-    many_rows = [{**row, "city": f"{row['city']} {copy}"} for copy in range(8) for row in ROWS]
-    many_streams = read_streams(many_rows, run.config, user_column="city")
-    base, *others = try_rates(run, many_streams, ["sgd"])
-    assert base["perplexity_low"] < base["perplexity"] < base["perplexity_high"]
-    for row in others:
+    rule, (base, *rows) = tuning.fit_rule(run, streams(run), ["sgd", "adagrad"])
+    nats, targets = progressive_sums(Learner(run, LearningRule(rate=0.0)), streams(run)).sum(axis=0)
+    assert base == {"optimizer": "none", "rate": 0.0, "perplexity": pytest.approx(math.exp(nats / targets))}
+    tried = [(name, rate) for name in ("sgd", "adagrad") for rate in tuning.RATES[name]]
+    assert [(row["optimizer"], row["rate"]) for row in rows] == tried
+    for row in rows:
         assert row["change"] == pytest.approx(row["perplexity"] / base["perplexity"] - 1)
-        assert row["change_low"] <= row["change"] <= row["change_high"]
-    assert min(row["change_high"] for row in others) < 0, "learning is significantly better than no learning"
-    few_users, *_ = try_rates(run, streams(run), ["sgd"])
-    assert few_users["perplexity_low"] is None
-
-
-def test_the_search_ends_when_no_neighbouring_rate_is_clearly_better() -> None:
-    run = make_letters(data=CITY, spread=0.8)
-    rows = list(try_rates(run, streams(run), ["sgd", "adagrad"]))
-    nats, targets = progressive_sums(Learner(run, LearningRule("sgd", 0.0)), streams(run)).sum(axis=0)
-    assert (rows[0]["optimizer"], rows[0]["rate"]) == ("none", 0.0)
-    assert rows[0]["perplexity"] == pytest.approx(math.exp(nats / targets))
-    assert [(row["optimizer"], row["rate"]) for row in rows[1:3]] == [("sgd", 0.003), ("adagrad", 0.1)]
-    first_best = min(rows[1:3], key=lambda row: float(row["perplexity"]))
-    assert {row["optimizer"] for row in rows[3:]} == {first_best["optimizer"]}, "only the better optimizer is searched"
-    tried = {row["rate"]: row["perplexity"] for row in rows if row["optimizer"] == first_best["optimizer"]}
-    best = min(tried, key=tried.__getitem__)
-    assert tried[best] < rows[0]["perplexity"]
-    neighbours = {float(f"{best * factor:.3g}") for factor in (math.sqrt(3.0), 1 / math.sqrt(3.0))}
-    assert neighbours <= set(tried) or tried[best] > (1 - MIN_CHANGE) * min(p for r, p in tried.items() if r != best)
+    best = min(rows, key=lambda row: float(row["perplexity"]))
+    assert best["perplexity"] < base["perplexity"]
+    assert (rule.optimizer, rule.rate) == (best["optimizer"], best["rate"])
+    in_no_time, tried_in_no_time = tuning.fit_rule(run, streams(run), ["sgd", "adagrad"], deadline=0.0)
+    assert (in_no_time, len(tried_in_no_time)) == (LearningRule("sgd", 0.003), 2)
     with pytest.raises(UserError, match="the table has no texts"):
-        list(try_rates(run, [], ["sgd"]))
-
-
-def test_no_rate_is_searched_if_learning_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_letters(data=CITY, spread=0.8)
-    calls = list[LearningRule]()
-
-    def constant_sums(learner: Learner, streams: Any) -> Any:
-        calls.append(learner.rule)
-        return np.array([[2.0, 1.0]] * len(streams))
-
-    monkeypatch.setattr(tuning, "progressive_sums", constant_sums)
-    rows = list(try_rates(run, streams(run), ["sgd", "adagrad", "adadelta"]))
-    assert [row["optimizer"] for row in rows] == ["none", "sgd", "adagrad", "adadelta"]
-    assert len(calls) == 4
+        tuning.fit_rule(run, [])
 
 
 def test_training_fits_to_the_first_texts_of_some_users() -> None:
@@ -141,7 +110,7 @@ def test_the_default_rule_stays_unless_another_is_better(monkeypatch: pytest.Mon
     run = Run.open(save(tmp_path / "run", data=CITY))
     TextCounts.of(["cab", "abc"], 1).save(run.folder / POPULARITY)
 
-    def fit_with(nats: Sequence[float], **options: float) -> tuning.Settings:
+    def fit_with(nats: Sequence[float], **options: float) -> tuple[LearningRule, Any]:
         """Fit with these nats of the texts without learning, and with the rates 0.1, 0.03 and 0.3."""
         values = iter(nats)
         monkeypatch.setattr(
@@ -149,20 +118,21 @@ def test_the_default_rule_stays_unless_another_is_better(monkeypatch: pytest.Mon
         )
         settings = tuning.fit_settings(run, streams(run), 100, **options)
         assert settings is not None
-        return settings
+        rule, _, row = settings
+        assert row["learning_rule"] == str(rule)
+        return rule, row
 
     for nats, rate in (((3.0, 2.0, 2.0, 1.9995), 0.1), ((3.0, 2.0, 2.0, 1.9), 0.3), ((3.0, 1.6, 1.5, 1.7), 0.03)):
-        assert fit_with(nats).rule == LearningRule(rate=rate)
-    in_no_time = fit_with((3.0, 2.0), seconds=0.0)
-    assert (in_no_time.rule, in_no_time.ranks["users"]) == (LearningRule(), 1)
+        assert fit_with(nats)[0] == LearningRule(rate=rate)
+    rule, row = fit_with((3.0, 2.0), seconds=0.0)
+    assert (rule, row["users"]) == (LearningRule(), 1)
     assert tuning.fit_settings(run, [Stream("a", ({"text": "ab"},), (None,))], 100) is None
 
 
 def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     run = make_letters(data=CITY, spread=0.8)
     popularity = Popularity.fit(["cabba", "cab"], min_count=1)
-    completer, learner = Completer(run), Learner(run)
-    lists_of_users = list(candidate_lists(completer, learner, popularity, streams(run)))
+    lists_of_users = list(candidate_lists(Blend(run, popularity), Learner(run), streams(run)))
     assert len(lists_of_users) == 3
     lists = list(chain.from_iterable(lists_of_users))
     judged = [prefix for stream in streams(run) for prefix in stream.prefixes if prefix is not None]
@@ -171,21 +141,21 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     upside_down = BlendWeights({feature: -DEFAULT_WEIGHTS.values[feature] for feature in FEATURES}, -1.0)
 
     def mean_rank(lists_to_rank: list[Example], weights: BlendWeights) -> float:
-        blend, reciprocal_ranks = Blend(completer, popularity, weights), []
+        reciprocal_ranks = []
         for candidates, text in lists_to_rank:
-            order = [suggestion.text for suggestion in blend.merge(candidates, 10)]
+            order = [suggestion.text for suggestion in weights.merge(candidates, 10)]
             reciprocal_ranks.append(1 / (order.index(text) + 1) if text in order else 0)
         return float(np.mean(reciprocal_ranks))
 
     assert mean_rank(lists, BlendWeights.fit(lists)) > mean_rank(lists, upside_down)
-    row = row_of_all = compare_with_model(completer, popularity, lists_of_users)
+    row = row_of_all = compare_with_model(lists_of_users)
     assert (row["queries"], row["users"]) == (11, 3)
     # With fewer users than folds, the weights for a user are fitted to all other users.
     others = [list(chain(*lists_of_users[:user], *lists_of_users[user + 1 :])) for user in range(3)]
     expected = [mean_rank(lists_of_users[user], BlendWeights.fit(others[user])) for user in range(3)]
     assert row["mrr"] == pytest.approx(np.average(expected, weights=list(map(len, lists_of_users))))
     assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_model"])
-    alone = compare_with_model(completer, popularity, lists_of_users[:1])
+    alone = compare_with_model(lists_of_users[:1])
     assert alone["mrr"] == pytest.approx(mean_rank(lists_of_users[0], DEFAULT_WEIGHTS)), "there is no other user"
     for name, texts_of in (("popularity", popularity.complete), ("history", None)):
         ranks = []
@@ -209,8 +179,7 @@ def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
                 texts = [suggestion.text for suggestion in completer.complete(prefix, user)]
                 ranks.append(1 / (texts.index(row["text"]) + 1) if row["text"] in texts else 0)
             (user,), _ = learner.learn([user], [row["text"]])
-    lists_of_users = list(candidate_lists(completer, learner, popularity, streams(run)))
-    row = compare_with_model(completer, popularity, lists_of_users)
+    row = compare_with_model(list(candidate_lists(Blend(run, popularity), learner, streams(run))))
     assert row["mrr_model"] == pytest.approx(np.mean(ranks))
 
 
@@ -223,8 +192,7 @@ def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pyte
     assert "text 'bab' was never seen in training" in capsys.readouterr().err
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert "perplexity change by learning users: " in captured.out
-    assert " (all 11 texts of 3 users, also used to choose the rate)\n" in captured.out
+    assert "perplexities of all 11 texts of 3 users" in captured.out
     assert "mean reciprocal rank on 11 of these texts, by 3 users (blend: " in captured.out
     assert "values that training did not see in text, read as the unknown value" in captured.err
 
@@ -245,11 +213,12 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimizer") == "sgd"}
-    assert LearningRule.load(run.folder).rate == min(tried, key=tried.__getitem__)
+    rate = LearningRule.load(run.folder).rate
+    assert tried[rate] <= (1 + tuning.MIN_CHANGE) * min(tried.values())
     assert BlendWeights(rows[-1]["weights"], rows[-1]["threshold"]) == BlendWeights.load(run.folder)
     assert main([*command, "--max-norm", "0"]) == 0
     assert ", max_norm 0 (completion.json)" in capsys.readouterr().out
-    assert LearningRule.load(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
+    assert LearningRule.load(run.folder) == LearningRule("sgd", rate, 0)
     before = (folder / "completion.json").read_bytes()
     assert main([*command, "--minutes", "0.0001"]) == 0
     assert (folder / "completion.json").read_bytes() != before

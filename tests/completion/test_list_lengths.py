@@ -1,4 +1,4 @@
-"""A shorter list of suggestions is the beginning of a longer one."""
+"""A list of at most ten suggestions is the beginning of the list of ten."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,16 +9,15 @@ import pytest
 from factorcell.completion import compiled
 from factorcell.completion.blend import FEATURES, Blend, BlendWeights
 from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User
-from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.popularity import MIN_PROPOSALS, History, Popularity, Suggestion
 from factorcell.completion.search import PlainEngine
-from factorcell.completion.suggestions import MAX_COUNT, MIN_PROPOSALS, Suggestion, merge_rounds, sizes_of_rounds
+from factorcell.completion.typos import TypoTolerantLookup
 from tests import kernels
 from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
-COUNTS = (1, 2, 3, 7, 9, 10, 11, 15, 20, 21, 45)
+COUNTS = (1, 2, 3, 7, 9, MIN_PROPOSALS)
 RANDOM = np.random.default_rng(5)
 TEXTS = ["".join(RANDOM.choice(list("abc"), RANDOM.integers(3, 9))) for _ in range(400)]
 POPULAR = Popularity.fit([text for text in TEXTS for _ in range(RANDOM.geometric(0.3))], min_count=1)
@@ -36,22 +35,6 @@ def check_shorter_lists(complete: Callable[[int], Sequence[Suggestion]]) -> None
         assert [(s.text, s.source, s.typos) for s in shorter] == [(s.text, s.source, s.typos) for s in beginning]
         logs = [s.log_probability for s in beginning]
         assert [s.log_probability for s in shorter] == pytest.approx(logs, abs=1e-5)
-    assert suggestions[1] == suggestions[MIN_PROPOSALS][:1]
-
-
-def test_a_round_is_twice_as_large_as_the_one_before() -> None:
-    assert sizes_of_rounds(10) == [10]
-    assert sizes_of_rounds(41) == [10, 20, 40, 80]
-    assert sizes_of_rounds(MAX_COUNT)[-2:] == [81_920, MAX_COUNT]
-
-
-def test_a_round_appends_new_texts_and_raises_no_probability() -> None:
-    first = [Suggestion(str(number), -1.0 - number, "model") for number in range(10)]
-    second = [Suggestion("x", -2.0, "history"), *first[::-1], Suggestion("y", -11.0, "model")]
-    merged = merge_rounds(lambda size: first if size == 10 else second, 11)
-    assert merged == [*first, Suggestion("x", -10.0, "history")]
-    assert merge_rounds(lambda size: first if size == 10 else second, 15)[10:] == [merged[-1], second[-1]]
-    assert merge_rounds(lambda size: first[:3], 15) == first[:3]
 
 
 @pytest.mark.parametrize("prefix", ["", "a", "bc", "abca"])
@@ -82,7 +65,7 @@ def test_shorter_lists_of_a_blend_begin_longer_ones(typos: int, seed: int | None
     run = make_letters(data=CITY, spread=0.8)
     values = np.random.default_rng(seed).normal(size=len(FEATURES)).tolist()
     weights = None if seed is None else BlendWeights(dict(zip(FEATURES, values, strict=True)))
-    blend, user = Blend(Completer(run, typos=typos), POPULAR, weights), replace(User.new(run), history=HISTORY)
+    blend, user = Blend(run, POPULAR, weights, typos=typos), replace(User.new(run), history=HISTORY)
     sources = set()
     for prefix in ("", "bac", "abcab"):
         check_shorter_lists(lambda count, prefix=prefix: blend.complete(prefix, user, k=count))  # type: ignore[misc]

@@ -1,7 +1,6 @@
 """Compare sampled and greedy texts with an enumeration of all texts."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,8 @@ import torch
 
 from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.errors import UserError
-from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import (
-    GeneratedText,
-    WritingTask,
-    collect_texts,
-    generate_steps,
-    request_most_probable,
-    sampling_requests,
-)
+from factorcell.generation.generate import GenerationOptions
+from factorcell.generation.writing import Constraints, GeneratedText, WritingTask, write_texts
 from tests.brute_force import conditioning, enumerate_texts
 from tests.kernels import compiled
 from tests.small_runs import make_letters, make_run
@@ -33,18 +25,15 @@ A, B, C = RUN.tokenizer.encode("abc")
 def generate_texts(
     count: int,
     constraints: Constraints = UNCONSTRAINED,
-    sampler: Sampler | None = None,
-    seed: int = 0,
     first: int = 0,
     prompt: tuple[int, ...] = (),
+    **options: Any,
 ) -> list[GeneratedText]:
     """Return sampled texts, alternating between Oslo and Nice."""
-    choice = sampling_requests(sampler or Sampler(), count, constraints.max_tokens, seed, first)
+    requests = GenerationOptions(max_tokens=constraints.max_tokens, **options).requests(count, first)
     contexts = (torch.arange(count) + first) % 2
-    steps = generate_steps(
-        WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints, prompt=prompt), choice
-    )
-    return collect_texts(count, steps, constraints)
+    context = conditioning(RUN, ["Oslo", "Nice"])
+    return write_texts(WritingTask(RUN.model, context, contexts, constraints, prompt=prompt), requests)
 
 
 def with_end(text: GeneratedText, constraints: Constraints = UNCONSTRAINED) -> tuple[int, ...]:
@@ -90,37 +79,32 @@ def test_texts_have_the_frequencies_of_the_model(constraints: Constraints) -> No
 def test_log_probabilities_agree_with_the_model() -> None:
     constraints = Constraints(max_tokens=4, min_tokens=1, no_repeat_ngram=2)
     log_probs = {city: enumerate_texts(RUN, city, Constraints(max_tokens=4)) for city in ("Oslo", "Nice")}
-    for number, text in enumerate(generate_texts(60, constraints, Sampler(temperature=2.0, top_k=3))):
+    for number, text in enumerate(generate_texts(60, constraints, temperature=2.0, top_k=3)):
         expected = log_probs[("Oslo", "Nice")[number % 2]][with_end(text)]
         assert text.log_probability == pytest.approx(expected, abs=1e-5)
         assert text.target_count == len(with_end(text))
 
 
-@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, top_k=3), Sampler(1.5, top_p=0.8)])
-def test_a_text_is_the_same_in_any_batch(sampler: Sampler) -> None:
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 3}, {"temperature": 1.5, "top_p": 0.8}])
+def test_a_text_is_the_same_in_any_batch(options: dict[str, Any]) -> None:
     constraints = Constraints(max_tokens=8)
-    together = generate_texts(200, constraints, sampler, seed=5)
+    together = generate_texts(200, constraints, seed=5, **options)
     for first in (0, 1, 77, 199):
-        (alone,) = generate_texts(1, constraints, sampler, seed=5, first=first)
+        (alone,) = generate_texts(1, constraints, first, seed=5, **options)
         assert alone.tokens == together[first].tokens
         assert alone.log_probability == pytest.approx(together[first].log_probability, abs=1e-5)
-    assert [text.tokens for text in generate_texts(70, constraints, sampler, seed=5, first=130)] == [
+    assert [text.tokens for text in generate_texts(70, constraints, 130, seed=5, **options)] == [
         t.tokens for t in together[130:]
     ]
-    assert [text.tokens for text in generate_texts(200, constraints, sampler, seed=6)] != [
+    assert [text.tokens for text in generate_texts(200, constraints, seed=6, **options)] != [
         text.tokens for text in together
     ]
 
 
 def test_greedy_takes_the_most_probable_token() -> None:
     constraints, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
-    texts = collect_texts(
-        2,
-        generate_steps(
-            WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints), request_most_probable
-        ),
-        constraints,
-    )
+    task = WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints)
+    texts = write_texts(task, GenerationOptions("greedy").requests(2))
     for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
         probabilities = enumerate_texts(RUN, city, Constraints(max_tokens=len(with_end(text))))
         for length in range(1, len(with_end(text)) + 1):
@@ -128,13 +112,8 @@ def test_greedy_takes_the_most_probable_token() -> None:
             siblings = {other: log for other, log in prefixes.items() if other[:-1] == with_end(text)[: length - 1]}
             assert max(siblings, key=siblings.__getitem__) == with_end(text)[:length]
         assert text.log_probability == pytest.approx(probabilities[with_end(text)], abs=1e-5)
-    for sampler in (
-        Sampler(temperature=1e-3),
-        Sampler(temperature=1e-60),
-        Sampler(top_k=1),
-        Sampler(top_p=1e-6),
-    ):
-        assert [text.tokens for text in generate_texts(2, constraints, sampler)] == [text.tokens for text in texts]
+    for options in ({"temperature": 1e-3}, {"temperature": 1e-60}, {"top_k": 1}, {"top_p": 1e-6}):
+        assert [text.tokens for text in generate_texts(2, constraints, **options)] == [text.tokens for text in texts]
 
 
 @compiled
@@ -164,10 +143,8 @@ def test_texts_continue_the_prompt() -> None:
 
 def test_without_time_texts_are_empty() -> None:
     context, contexts = conditioning(RUN, ["Oslo", "Nice"]), torch.tensor([0, 1, 0])
-    steps = generate_steps(
-        WritingTask(RUN.model, context, contexts, UNCONSTRAINED, deadline=0), sampling_requests(Sampler(), 3, 3)
-    )
-    assert collect_texts(3, steps, UNCONSTRAINED) == [GeneratedText((), 0.0, 0, False)] * 3
+    task = WritingTask(RUN.model, context, contexts, UNCONSTRAINED, deadline=0)
+    assert write_texts(task, GenerationOptions().requests(3)) == [GeneratedText((), 0.0, 0, False)] * 3
 
 
 def test_the_text_ends_if_all_tokens_are_forbidden() -> None:
@@ -176,20 +153,23 @@ def test_the_text_ends_if_all_tokens_are_forbidden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("construct", "message"),
+    ("options", "message"),
     [
-        (lambda: Sampler(temperature=0.0), "temperature"),
-        (lambda: Sampler(temperature=float("nan")), "temperature"),
-        (lambda: Sampler(top_k=-1), "top_k"),
-        (lambda: Sampler(top_p=0.0), "top_p"),
-        (lambda: Constraints(max_tokens=0), "max_tokens"),
-        (lambda: Constraints(min_tokens=5, max_tokens=4), "min_tokens"),
-        (lambda: Constraints(no_repeat_ngram=-1), "no_repeat_ngram"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram"),
+        ({"width": 0}, "width is 0"),
+        ({"length_penalty": -1.0}, "length_penalty"),
+        ({"branching": 0}, "branching is 0"),
     ],
 )
-def test_invalid_numbers_are_refused(construct: Callable[[], object], message: str) -> None:
+def test_invalid_numbers_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        construct()
+        GenerationOptions(**options)
 
 
 @pytest.mark.parametrize("model", [{}, {"layers": 2, "cell": "lstm"}, {"adapt": ("prefix",)}])
@@ -197,13 +177,8 @@ def test_all_kinds_of_models_generate(tmp_path: Path, model: dict[str, Any]) -> 
     run = make_run(tmp_path / "run", ("city",), **model)
     context = conditioning(run, ["Oslo", "Nice"])
     constraints = Constraints(max_tokens=9)
-    texts = collect_texts(
-        6,
-        generate_steps(
-            WritingTask(run.model, context, torch.tensor([0, 1] * 3), constraints), sampling_requests(Sampler(), 6, 9)
-        ),
-        constraints,
-    )
+    task = WritingTask(run.model, context, torch.tensor([0, 1] * 3), constraints)
+    texts = write_texts(task, GenerationOptions().requests(6))
     rows = [
         {"text": " ".join(run.tokenizer.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]} for i, t in enumerate(texts)
     ]

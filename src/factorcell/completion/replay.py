@@ -1,0 +1,325 @@
+"""Replay of the texts of each user, in order of time, to evaluate completion.
+
+The texts of one user are a *stream*. For each text, every system completes a prefix, its suggestions are compared with
+the text, and then the text is learned. The prefix is drawn uniformly among those that have at least two graphemes and
+leave at least one grapheme of the text (thesis 2018, section 5.4.1). A hash of the user, the text and its position in
+the stream determines the draw, so all systems, runs and machines complete the same prefixes.
+"""
+
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from factorcell import bootstrap
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer
+from factorcell.completion.online import Learner, User, distinguishes_users, user_variable
+from factorcell.completion.popularity import History, Popularity, Suggestion
+from factorcell.completion.texts import check_text
+from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config
+from factorcell.data.columns.values import category_name, is_missing, short_repr, to_seconds
+from factorcell.data.counts import POPULARITY
+from factorcell.data.private_content import is_public
+from factorcell.data.tables.tables import open_table
+from factorcell.data.text_folds import same_text
+from factorcell.data.tokenizers.kinds import new_tokenizer
+from factorcell.data.tokenizers.tokenizer import GRAPHEME
+from factorcell.errors import UserError, check_choice
+from factorcell.io.progress import progress_bar
+from factorcell.options import limits
+from factorcell.runs.run import Run
+
+MIN_TYPED, MIN_REMAINING = 2, 1  # minimum numbers of graphemes of a prefix and of the rest of its text
+SEED = 0  # part of the hash that draws prefixes
+SUGGESTION_COUNT = 10  # number of suggestions that are compared with a text
+# The first number of each range by which queries are grouped; the last range has no end.
+RANGES = {
+    "prefix_length": (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51),
+    "position": (0, 1, 2, 5, 10, 20, 50, 100, 200, 500),
+}
+FIGURES = ("mrr", "success_1", "success_10", "saved")
+
+Row = dict[str, Any]
+# Typed prefix, other columns of the row, earlier texts of the user, learned user or None -> suggestions.
+System = Callable[[str, Mapping[str, Any], History, User | None], Sequence[Suggestion]]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The rows of one user in order of time.
+
+    Attributes:
+        user: The name of the user.
+        rows: The rows.
+        prefixes: The prefix of each row; None for a row that is learned without being completed.
+    """
+
+    user: str
+    rows: tuple[Row, ...]
+    prefixes: tuple[str | None, ...]
+
+
+def draw_prefix(user: str, text: str, position: int, every: int = 1) -> str | None:
+    """Draw a prefix of the text at `position` of a stream.
+
+    Return None if the text is too short, or not among the texts, about one in `every`, that the hash selects.
+    """
+    graphemes = GRAPHEME.findall(text)
+    choice_count = len(graphemes) - MIN_REMAINING - MIN_TYPED + 1
+    digest = hashlib.sha256(json.dumps([SEED, user, text, position]).encode()).digest()
+    selection_hash, length_hash = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:16], "big")
+    if choice_count < 1 or selection_hash % every:
+        return None
+    return "".join(graphemes[: MIN_TYPED + length_hash % choice_count])
+
+
+def read_streams(
+    source: Any,
+    config: Config,
+    *,
+    user_column: str = "user",
+    time_column: str | None = "time",
+    context_columns: Sequence[str] = (),
+    max_rows_per_user: int | None = None,
+    every: int = 1,
+) -> list[Stream]:
+    """Read a table and return one stream for each user, sorted by user.
+
+    Texts are normalized as in a run with `config`, and converted to canonical form.
+
+    Args:
+        source: A table, such as a path or a list of rows.
+        config: The config of the runs that will complete the texts.
+        user_column: The column of users.
+        time_column: The column of times, which are numbers, dates or times; None: the order of the table.
+        context_columns: Other columns to read. If the table lacks the column of earlier texts (`HISTORY_COLUMN`), it
+            is computed from the texts of the user.
+        max_rows_per_user: Maximum number of rows of each user; the earliest are used.
+        every: About one in `every` texts gets a prefix.
+
+    Raises:
+        UserError: A column is missing or a value cannot be read.
+    """
+    max_rows_per_user, every = limits.check(rows_per_user=max_rows_per_user, every=every)
+    data, tokenizer, table = config.data, new_tokenizer(config), open_table(source)
+    columns = list(dict.fromkeys([data.text, user_column, *([time_column] if time_column else []), *context_columns]))
+    reads_history = HISTORY_COLUMN in columns and HISTORY_COLUMN not in table.columns
+    if reads_history:
+        columns.remove(HISTORY_COLUMN)
+    rows_by_user: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
+    row_number = 0
+    for chunk in table.chunks(columns):
+        for values in zip(*(chunk[name] for name in columns), strict=True):
+            row, row_number = dict(zip(columns, values, strict=True)), row_number + 1
+            where = f"{table.name} row {row_number}"
+            if not isinstance(row[data.text], str):
+                raise UserError(f"{where}: {data.text} is {short_repr(row[data.text])}, not a text")
+            check_text(row[data.text], f"{where}: {data.text}")
+            if is_missing(row[user_column]):
+                raise UserError(f"{where}: {user_column} is missing; each row needs the user who wrote the text")
+            row[data.text] = same_text(tokenizer.normalize(row[data.text]))
+            seconds = to_seconds(row[time_column]) if time_column else row_number
+            if seconds is None:
+                expected = "it must be a number or a time such as 2026-11-21T18:30, from the year 1 to 9999"
+                raise UserError(f"{where}: {time_column} is {short_repr(row[str(time_column)])}; {expected}")
+            rows_by_user[category_name(row[user_column])].append((seconds, row))
+    streams = []
+    for user in sorted(rows_by_user):
+        # The sort is stable: rows with the same time stay in the order of the table.
+        timed_rows = sorted(rows_by_user[user], key=lambda timed_row: timed_row[0])
+        rows = tuple(row for _, row in timed_rows[:max_rows_per_user])
+        if reads_history:
+            earlier_texts: list[str] = []  # without those that no user learns
+            for row in rows:
+                row[HISTORY_COLUMN] = earlier_texts[-MAX_PROMPT_HISTORY:]
+                if is_public(row[data.text]):
+                    earlier_texts.append(row[data.text])
+        prefixes = (draw_prefix(user, row[data.text], position, every) for position, row in enumerate(rows))
+        streams.append(Stream(user, rows, tuple(prefixes)))
+    return streams
+
+
+def open_systems(
+    run: Run,
+    names: Sequence[str] | None = None,
+    *,
+    user_column: str = "user",
+    unknown: str = "error",
+    seconds: float | None = None,
+) -> dict[str, System]:
+    """Return completion systems by name.
+
+    Args:
+        run: The run.
+        names: Names of systems: `plain` (the run without online learning, for the unknown user), `mpc` (most popular
+            completion), `history` (the earlier texts of the user), `online` (the run with online learning), `blend`. By
+            default, all for which the run has users and popular texts.
+        user_column: The column of users, which a run that does not distinguish users does not read.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
+        seconds: Time limit of each search.
+
+    Raises:
+        UserError: A name is unknown, or the run lacks popular texts or does not distinguish users.
+    """
+    options: dict[str, Any] = {"unknown": unknown, "seconds": seconds}
+    completer = Completer(run, **options)
+    columns = context_columns(run, user_column)
+    has_users, has_popular_texts = distinguishes_users(run), (run.folder / POPULARITY).exists()
+    needed = {"mpc": has_popular_texts, "online": has_users, "blend": has_users and has_popular_texts}
+    factories: dict[str, Callable[[], System]] = {
+        "plain": lambda: model_system(completer, columns, User.new(run) if has_users else None),
+        "mpc": lambda: popular_texts_system(Popularity.from_run(run)),
+        "history": lambda: lambda prefix, row, history, user: history.complete(prefix, SUGGESTION_COUNT),
+        "online": lambda: model_system(completer, columns),
+        "blend": lambda: model_system(Blend(run, Popularity.from_run(run), **options), columns),
+    }
+    if names is None:
+        names = [name for name in factories if needed.get(name, True)]
+    for name in names:
+        check_choice("system", name, factories)
+    if {"online", "blend"} & set(names):
+        user_variable(run)  # raises an error if the run does not distinguish users
+    return {name: factories[name]() for name in names}
+
+
+def model_system(suggester: Completer, columns: Sequence[str] = (), new_user: User | None = None) -> System:
+    """Return a system that completes with a model in the context of `columns`, for `new_user` or the learned user."""
+
+    def suggest(prefix: str, row: Mapping[str, Any], history: History, user: User | None) -> list[Suggestion]:
+        context = {name: row[name] for name in columns}
+        typed_text = suggester.type_text(suggester.begin(new_user or user, context), prefix)
+        return suggester.suggest(typed_text, SUGGESTION_COUNT).suggestions if typed_text.fits else []
+
+    return suggest
+
+
+def popular_texts_system(popularity: Popularity) -> System:
+    """Return a system that completes with popular texts."""
+    return lambda prefix, row, history, user: popularity.complete(prefix, SUGGESTION_COUNT)
+
+
+def context_columns(run: Run, user_column: str) -> list[str]:
+    """Return the context columns that `run` reads when it completes texts of the users in `user_column`."""
+    return run.schema.columns(without=run.config.data.user if distinguishes_users(run) else user_column)
+
+
+def replay(
+    systems: Mapping[str, System], streams: Sequence[Stream], text_column: str, learner: Learner | None = None
+) -> Iterator[Row]:
+    """Complete the prefixes of all streams with every system, and learn each text after its prefix was completed.
+
+    Args:
+        systems: The systems by name.
+        streams: The streams.
+        text_column: The column of the texts.
+        learner: Learns the users; None: the systems get no user.
+
+    Yields:
+        For each completed text and system: `system`, `user`, `position` of the text in the stream, `prefix_length` and
+        `query_length` in graphemes, the `rank` of the text among the suggestions, from 1, or None, `saved`, and
+        `seconds`. `saved` is the number of graphemes that the user need not type if the user takes the first suggestion
+        that is the text or its first words (Park and Chiba 2017).
+    """
+    judged_streams = [stream for stream in streams if any(prefix is not None for prefix in stream.prefixes)]
+    with progress_bar(total=sum(len(stream.rows) for stream in judged_streams), desc="replay", unit="texts") as bar:
+        for stream in judged_streams:
+            history, user = History(), None if learner is None else learner.new()
+            for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
+                text = row[text_column]
+                for name, suggest in systems.items():
+                    if prefix is None:
+                        break
+                    begin = time.perf_counter()
+                    suggestions = suggest(prefix, row, history, user)
+                    seconds = time.perf_counter() - begin
+                    texts = [suggestion.text for suggestion in suggestions][:SUGGESTION_COUNT]
+                    beginnings = [suggested for suggested in texts if f"{text} ".startswith(f"{suggested} ")]
+                    yield {
+                        "system": name,
+                        "user": stream.user,
+                        "position": position,
+                        "prefix_length": _length(prefix),
+                        "query_length": _length(text),
+                        "rank": rank_of(text, texts),
+                        "saved": _length(beginnings[0]) - _length(prefix) if beginnings else 0,
+                        "seconds": seconds,
+                    }
+                history = history.add(text)
+                if learner is not None and user is not None:
+                    context = {name: row[name] for name in learner.columns}
+                    (user,), _ = learner.learn([user], [text], [context])
+                bar.update()
+
+
+def rank_of(text: str, suggested_texts: Sequence[str]) -> int | None:
+    """Return the rank of `text` among the suggested texts, from 1, or None if it is not among them."""
+    return suggested_texts.index(text) + 1 if text in suggested_texts else None
+
+
+def _length(text: str) -> int:
+    return len(GRAPHEME.findall(text))
+
+
+def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None) -> list[Row]:
+    """Compute the figures of each system, for all texts and for groups of texts.
+
+    Args:
+        rows: The rows of `replay`.
+        seen_users: User -> whether training saw this user; None: unknown.
+
+    Returns:
+        A row for each group and system: `by` and `value` name the group, `queries` and `users` count its texts and
+        users. `mrr` is the mean reciprocal rank, `success_1` and `success_10` are the shares of texts that are the
+        first and one of the suggestions, `saved` is the mean of saved graphemes. `mrr_difference` is the difference to
+        the first system. The 95 % intervals have the suffixes `_low` and `_high`; they are None for fewer than ten
+        users. The rows of all texts have the median `milliseconds` of a completion.
+
+    Raises:
+        UserError: No text was completed.
+    """
+    if not rows:
+        raise UserError("replay: no text was completed; expected texts of at least three characters")
+    groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups["all", "all"].append(row)
+    for name, starts in RANGES.items():
+        labels = [str(start) if end == start + 1 else f"{start}–{end - 1}" for start, end in pairwise(starts)]
+        labels.append(f"{starts[-1]}+")
+        indices = np.searchsorted(starts, [row[name] for row in rows], side="right") - 1
+        for index in np.unique(indices).tolist():
+            groups[name, labels[index]] = [rows[place] for place in np.flatnonzero(indices == index).tolist()]
+    for row in rows if seen_users else ():
+        groups["user", "seen" if (seen_users or {})[row["user"]] else "unseen"].append(row)
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    users = list(dict.fromkeys(row["user"] for row in rows))
+    summary = []
+    for (by, value), members in groups.items():
+        sums = np.zeros((len(users), len(systems), len(FIGURES) + 1))
+        places = {user: index for index, user in enumerate(users)}
+        for row in members:
+            rank = row["rank"]
+            figures = (1 / rank if rank else 0.0, rank == 1, rank is not None, row["saved"], 1)
+            sums[places[row["user"]], systems.index(row["system"])] += figures
+        user_count = int((sums[:, 0, -1] > 0).sum())
+        totals = bootstrap.resampled_sums(sums.reshape(len(users), -1)).reshape(-1, *sums.shape[1:])
+        with np.errstate(invalid="ignore"):  # a draw may have no user of the group
+            points = totals[..., :-1] / totals[..., -1:]
+        for index, system in enumerate(systems):
+            entry = {"by": by, "value": value, "queries": int(totals[0, 0, -1]), "users": user_count, "system": system}
+            for place, name in enumerate(FIGURES):
+                entry |= bootstrap.percentile_interval(points[:, index, place], user_count).to_row(name)
+            if index:
+                difference = points[:, index, 0] - points[:, 0, 0]
+                entry |= bootstrap.percentile_interval(difference, user_count).to_row("mrr_difference")
+            if by == "all":
+                seconds = [row["seconds"] for row in members if row["system"] == system]
+                entry["milliseconds"] = 1000 * float(np.median(seconds))
+            summary.append(entry)
+    return summary

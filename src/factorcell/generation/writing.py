@@ -1,0 +1,449 @@
+"""Generation of texts token by token, greedily, by sampling or by beam search, for many contexts at once.
+
+A *hypothesis* is an unfinished text. `write_step_by_step` extends each hypothesis by one token. A step of
+`search_beams` extends the K best hypotheses of a context by several tokens, the most probable or sampled ones (thesis
+2018, section 6.1), and selects the K most probable results. The best finished texts of a context are those with the
+highest score:
+
+    score = log p(text) / target_count ** length_penalty
+
+`target_count` is the number of tokens including the end token. With the penalty 1, the best text is the one with the
+lowest perplexity; with 0, it is the most probable one, which is usually short.
+
+    p(w) = q(w) ** (1 / temperature) / Z
+
+q(w) is the probability of the token w under the model. A token is sampled with the probability p(w), and Z makes these
+probabilities sum to 1. A sampled token is one of the tokens that the constraints allow, among the `top_k` most probable
+of them, and in the smallest set of most probable tokens whose probabilities p(w) sum to at least `top_p`.
+`kernels.drawing` does the same in compiled code.
+
+Shapes: N unfinished texts, N' or n a selection of them, t tokens of a text, S chosen tokens per text, V vocabulary,
+H vector of the backbone, M forbidden pairs, B contexts, K hypotheses per context, L extensions per hypothesis.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from factorcell.data.tokenizers.tokenizer import Specials
+from factorcell.ngram.mixture import Predictor
+from factorcell.nn.backbones.backbone import BackboneState, Conditions
+from factorcell.nn.kernels.drawing import (
+    ForbiddenTokens,
+    PackedTable,
+    SampleRequest,
+    TokenRequest,
+    TopRequest,
+    next_tokens,
+)
+from factorcell.nn.language_model import Conditioning, LanguageModel
+from factorcell.nn.output import ContextBias, SoftmaxHead
+
+# Maximum number of texts whose log probabilities are computed at once, so that they fit into a processor's cache.
+MAX_TEXTS_PER_STEP = 64
+MAX_TEXTS_PER_BLOCK = 128  # maximum number of texts that the compiled code reads at once
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Constraints on the length and the tokens of a generated text.
+
+    Attributes:
+        max_tokens: Maximum number of tokens, without the prompt.
+        min_tokens: Minimum number of tokens, without the prompt.
+        banned: Tokens that no generated text contains.
+        no_repeat_ngram: No sequence of this many tokens occurs twice in the prompt and the text; 0 permits repetitions.
+        stops: Token sequences after which a text ends.
+        end: The end token.
+    """
+
+    max_tokens: int = 100
+    min_tokens: int = 0
+    banned: tuple[int, ...] = (Specials().unknown,)
+    no_repeat_ngram: int = 0
+    stops: tuple[tuple[int, ...], ...] = ()
+    end: int = Specials().end
+
+    def forbid(self, log_probs: Tensor, tokens: Tensor, length: int) -> Tensor:
+        """Set the log probabilities of forbidden tokens to -inf; if all tokens are forbidden, allow the end token.
+
+        Args:
+            log_probs: Log probabilities of the next token (N, V); they are changed in place.
+            tokens: The texts so far (N, t).
+            length: Number of tokens of each text after the prompt.
+        """
+        forbidden = self.forbidden_tokens(tokens, length)
+        if self.banned:
+            log_probs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
+        log_probs[forbidden.rows, forbidden.tokens] = -torch.inf
+        end_log_probs = log_probs[:, self.end].clone()
+        if length < self.min_tokens:
+            log_probs[:, self.end] = -torch.inf
+        must_end = torch.isneginf(log_probs.amax(1))  # all tokens are forbidden
+        # The end token needs a finite log probability to be chosen.
+        log_probs[must_end, self.end] = end_log_probs[must_end].clamp(min=torch.finfo(log_probs.dtype).min)
+        return log_probs
+
+    def forbidden_tokens(self, tokens: Tensor, length: int) -> ForbiddenTokens:
+        """Return the tokens that are forbidden after the texts `tokens` (N, t), `length` of them after the prompt."""
+        rows = next_tokens = tokens.new_zeros(0)
+        if self.no_repeat_ngram:
+            rows, next_tokens = repeating_tokens(tokens, self.no_repeat_ngram)
+        banned = (*self.banned, self.end) if length < self.min_tokens else self.banned
+        return ForbiddenTokens(banned, rows, next_tokens, self.end)
+
+    def is_finished(self, tokens: Tensor, length: int) -> Tensor:
+        """Return whether each of the texts (N, t) has ended (N,), `length` tokens after the prompt."""
+        is_finished: Tensor = tokens[:, -1] == self.end
+        for stop in self.stops:
+            if 0 < len(stop) <= length:
+                is_finished = is_finished | (tokens[:, -len(stop) :] == tokens.new_tensor(stop)).all(1)
+        return is_finished
+
+
+def repeating_tokens(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return the next tokens that would repeat an n-gram of their text.
+
+    Args:
+        tokens: The texts with the start token (N, t), which is not part of any n-gram.
+        n: The length of n-grams.
+
+    Returns:
+        For each forbidden pair, the row of its text in `tokens` (M,) and the next token (M,).
+    """
+    tokens = tokens[:, 1:]
+    ngram_count = tokens.shape[1] - n + 1
+    if ngram_count < 1:
+        return tokens.new_zeros(0), tokens.new_zeros(0)
+    last_tokens = tokens[:, tokens.shape[1] - n + 1 :]  # the n - 1 tokens that begin the next n-gram
+    # For each n-gram, whether its first n - 1 tokens are the same as `last_tokens`.
+    has_same_start = torch.ones_like(tokens[:, :ngram_count], dtype=torch.bool)
+    for offset in range(n - 1):
+        has_same_start &= tokens[:, offset : offset + ngram_count] == last_tokens[:, offset, None]
+    rows, ngram_starts = has_same_start.nonzero(as_tuple=True)
+    return rows, tokens[rows, ngram_starts + n - 1]
+
+
+def choose_tokens(request: TokenRequest, log_probs: Tensor) -> Tensor:
+    """Return the requested tokens (N, S) for log probabilities (N, V), which are -inf for forbidden tokens."""
+    if isinstance(request, TopRequest):
+        return log_probs.topk(min(request.count, log_probs.shape[1]), dim=1).indices
+    return draw_tokens(drawing_weights(request, log_probs), request.places)
+
+
+def drawing_weights(request: SampleRequest, log_probs: Tensor) -> Tensor:
+    """Return the sampling weights (N, V) for `log_probs` (N, V); weights of excluded tokens are 0."""
+    if request.temperature != 1:
+        tiny = torch.finfo(log_probs.dtype).tiny  # smaller temperatures could underflow to 0
+        log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / max(request.temperature, tiny)
+    if request.top_k and request.top_k < log_probs.shape[1]:
+        min_log_prob = log_probs.topk(request.top_k, dim=1).values[:, -1:]
+        log_probs = log_probs.masked_fill(log_probs < min_log_prob, -torch.inf)
+    weights = log_probs.exp()
+    if request.top_p == 1:
+        return weights
+    sorted_weights = weights.sort(dim=1, descending=True).values
+    sum_before = sorted_weights.cumsum(1, dtype=torch.double) - sorted_weights  # the sum of all larger weights
+    min_sum = request.top_p * weights.sum(1, keepdim=True, dtype=torch.double)
+    retained_count = (sum_before < min_sum).sum(1, keepdim=True)
+    min_weight = sorted_weights.gather(1, (retained_count - 1).clamp(min=0))
+    return weights.masked_fill(weights < min_weight, 0.0)
+
+
+def draw_tokens(weights: Tensor, places: Tensor) -> Tensor:
+    """Return the tokens (N, S) that the random numbers `places` (N, S) in [0, 1) select with the `weights` (N, V).
+
+    A place selects the token at this share of the cumulative sum of the weights.
+    """
+    sums = weights.cumsum(1, dtype=torch.double)
+    totals = sums[:, -1:]
+    tokens = torch.searchsorted(sums, places * totals, right=True)
+    last_token = (sums < totals).sum(1, keepdim=True)  # the last token with a weight; rounding must not exceed it
+    return torch.minimum(tokens, last_token)
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """Unfinished texts, with the state of the model.
+
+    Attributes:
+        tokens: The tokens of each text, including the start token (N, t).
+        context_rows: The row of a `Conditioning` that is the context of each text (N,).
+        state: The state of the backbone before it reads the last token of each text; None for the initial state.
+    """
+
+    tokens: Tensor
+    context_rows: Tensor
+    state: BackboneState | None = None
+
+    def select(self, rows: Tensor) -> "Hypotheses":
+        """Return the texts with the indices `rows` (N',), which may repeat."""
+        state = None if self.state is None else self.state.select(rows)
+        return Hypotheses(self.tokens[rows], self.context_rows[rows], state)
+
+    def extend(self, tokens: Tensor, state: BackboneState | None, parents: Tensor | None = None) -> "Hypotheses":
+        """Return these texts, or those with the indices `parents` (N',), with one more of the `tokens` (N',) each.
+
+        `state` is that of the backbone after all tokens of these texts (N); None if it is not needed.
+        """
+        texts = Hypotheses(self.tokens, self.context_rows, state)
+        texts = texts if parents is None else texts.select(parents)
+        return Hypotheses(torch.cat([texts.tokens, tokens[:, None]], 1), texts.context_rows, texts.state)
+
+
+class WritingTask:
+    """A request to generate one text for each entry of `context_rows`.
+
+    Args:
+        model: The model.
+        conditioning: The conditioning of the distinct contexts.
+        context_rows: The row of `conditioning` that is the context of each text (N,).
+        constraints: The constraints on the texts.
+        prompt: The tokens with which all texts begin.
+        deadline: The time at which generation ends, as a value of `time.monotonic()`, even if texts are unfinished.
+    """
+
+    def __init__(
+        self,
+        model: Predictor,
+        conditioning: Conditioning,
+        context_rows: Tensor,
+        constraints: Constraints,
+        prompt: Sequence[int] = (),
+        deadline: float = math.inf,
+    ) -> None:
+        self.model, self.conditioning, self.context_rows = model, conditioning, context_rows
+        self.constraints, self.prompt, self.deadline = constraints, prompt, deadline
+        # The table and the biases for compiled code; None if the model or its head has no compiled form.
+        self.table: PackedTable | None = None
+        if isinstance(model, LanguageModel) and (table := model.head.pack()) is not None:
+            context_bias = cast(ContextBias, conditioning.head)
+            if context_bias.bias is None:
+                context_bias = cast(SoftmaxHead, model.head).fold(context_bias)
+            self.table, self.bias = table, cast(Tensor, context_bias.bias)
+        self.cached_blocks: dict[int, tuple[Tensor, Conditions]] = {}  # by block number: context rows, conditions
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() >= self.deadline
+
+    def begin(self) -> Hypotheses:
+        """Return texts that consist only of the prompt."""
+        tokens = self.context_rows.new_tensor([self.model.specials.start, *self.prompt])
+        if not self.prompt:
+            return Hypotheses(tokens.expand(len(self.context_rows), -1), self.context_rows)
+        contexts, positions = torch.unique(self.context_rows, return_inverse=True)
+        prompts, state = tokens.expand(len(contexts), -1), None  # each context reads the prompt once
+        with torch.inference_mode():
+            if self.table is not None:
+                _, state = self._read_compiled(Hypotheses(prompts[:, :-1], contexts), len(self.prompt))
+            else:
+                for length in range(1, len(self.prompt) + 1):
+                    texts = Hypotheses(prompts[:, :length], contexts, state)
+                    state = _join([step_state for _, _, step_state in self._read(texts)])
+        return Hypotheses(prompts, contexts, state).select(positions)
+
+    def choose(self, texts: Hypotheses, request: TokenRequest, length: int) -> tuple[BackboneState, Tensor, Tensor]:
+        """Read the last token of each text, which has `length` tokens after the prompt, and choose the next tokens.
+
+        Returns:
+            The state of the backbone after the last tokens, the next tokens (N, S), and their log probabilities under
+            the model without constraints (N, S).
+        """
+        with torch.inference_mode():
+            if self.table is not None:
+                forbidden = self.constraints.forbidden_tokens(texts.tokens, length)
+                vectors, state = self._read_compiled(texts)
+                projected = cast(SoftmaxHead, cast(LanguageModel, self.model).head).project(vectors)
+                chosen = next_tokens(projected, self.table, self.bias, texts.context_rows, forbidden, request)
+                return state, *chosen
+            states, tokens, values = [], [], []
+            for rows, log_probs, state in self._read(texts):
+                self.constraints.forbid(log_probs, texts.tokens[rows], length)
+                states.append(state)
+                tokens.append(choose_tokens(request.select(rows), log_probs))
+                values.append(log_probs.gather(1, tokens[-1]))
+            return _join(states), torch.cat(tokens), torch.cat(values)
+
+    def _read(self, texts: Hypotheses) -> Iterator[tuple[Tensor, Tensor, BackboneState]]:
+        """Read the last token of each text, for up to `MAX_TEXTS_PER_STEP` texts at once.
+
+        Yield the indices of the texts (n,), the log probabilities of their next tokens (n, V), and the new state.
+        """
+        for rows in torch.split(torch.arange(len(texts.tokens), device=texts.tokens.device), MAX_TEXTS_PER_STEP):
+            part = texts.select(rows)
+            conditioning = self.conditioning.select(part.context_rows)
+            log_probs, state = self.model.step(part.tokens[:, -1], conditioning, part.state)
+            yield rows, log_probs, state
+
+    def _read_compiled(self, texts: Hypotheses, count: int = 1) -> tuple[Tensor, BackboneState]:
+        """Read the last `count` tokens of each text; return the vectors (N, H) and the state after the last token."""
+        rows = torch.arange(len(texts.tokens))
+        if len(rows) <= MAX_TEXTS_PER_BLOCK:
+            blocks = [texts]  # without the copies of `select`
+        else:
+            blocks = [texts.select(block_rows) for block_rows in torch.split(rows, MAX_TEXTS_PER_BLOCK)]
+        results = [self._read_block(number, block, count) for number, block in enumerate(blocks)]
+        return torch.cat([vectors for vectors, _ in results]), _join([state for _, state in results])
+
+    def _read_block(self, number: int, block: Hypotheses, count: int) -> tuple[Tensor, BackboneState]:
+        """Read the last `count` tokens of each text of a block.
+
+        The conditions of the block are cached, because they are large and rarely change between steps.
+        """
+        model, context_rows = cast(LanguageModel, self.model), block.context_rows
+        if number not in self.cached_blocks or not torch.equal(self.cached_blocks[number][0], context_rows):
+            self.cached_blocks[number] = context_rows, self.conditioning.conditions.select(context_rows)
+        state = self.conditioning.start.select(context_rows) if block.state is None else block.state
+        inputs = model.embedding[block.tokens[:, -count:]]
+        vectors, new_state = model.backbone.forward(inputs, self.cached_blocks[number][1], state)
+        return vectors[:, -1], new_state
+
+
+def _join(states: Sequence[BackboneState]) -> BackboneState:
+    first_state, *other_states = states
+    return first_state.cat(other_states)
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """A generated text.
+
+    Attributes:
+        tokens: The tokens after the prompt, without the end token.
+        log_probability: The log probability of the tokens, and of the end token if the model chose it.
+        target_count: The number of tokens in this log probability.
+        has_ended: Whether the end token or a stop ended the text, and not a limit of tokens or time.
+    """
+
+    tokens: tuple[int, ...]
+    log_probability: float
+    target_count: int
+    has_ended: bool
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], log_probability: float, constraints: Constraints) -> "GeneratedText":
+        """Return the text of `tokens`, which follow the prompt; the last of them may be the end token."""
+        has_end = constraints.end in tokens[-1:]
+        has_stop = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in constraints.stops if stop)
+        text_tokens = tokens[:-1] if has_end else tokens
+        return cls(tuple(text_tokens), log_probability, len(tokens), has_end or has_stop)
+
+
+# Indices of the unfinished texts or contexts, number of the step, hypotheses of each -> request for the next tokens.
+RequestTokens = Callable[[Sequence[int], int, int], TokenRequest]
+
+
+def write_step_by_step(
+    task: WritingTask, request_tokens: RequestTokens
+) -> Iterator[tuple[list[int], list[int], list[float]]]:
+    """Yield for each step the indices of the unfinished texts, their next tokens, and the log probabilities of these.
+
+    The last token of a text may be the end token.
+    """
+    constraints, texts, active = task.constraints, task.begin(), list(range(len(task.context_rows)))
+    for step in range(constraints.max_tokens):
+        if task.is_late or not active:
+            return
+        state, tokens, log_probs = task.choose(texts, request_tokens(active, step, 1), step)
+        tokens = tokens[:, 0]
+        yield active, tokens.tolist(), log_probs[:, 0].double().tolist()
+        texts = texts.extend(tokens, state)
+        unfinished = (~constraints.is_finished(texts.tokens, step + 1)).nonzero()[:, 0]
+        if len(unfinished) < len(active):
+            texts, active = texts.select(unfinished), [active[row] for row in unfinished.tolist()]
+
+
+def write_texts(task: WritingTask, request_tokens: RequestTokens) -> list[GeneratedText]:
+    """Return one text for each of `task.context_rows`, written token by token."""
+    tokens_by_text: list[list[int]] = [[] for _ in range(len(task.context_rows))]
+    log_probs = [0.0] * len(tokens_by_text)
+    for step in write_step_by_step(task, request_tokens):
+        for index, token, log_prob in zip(*step, strict=True):
+            tokens_by_text[index].append(token)
+            log_probs[index] += log_prob
+    texts = zip(tokens_by_text, log_probs, strict=True)
+    return [GeneratedText.of(tokens, log_prob, task.constraints) for tokens, log_prob in texts]
+
+
+def search_beams(
+    task: WritingTask, request_tokens: RequestTokens, *, width: int, length_penalty: float, num_texts: int
+) -> list[list[GeneratedText]]:
+    """Return the best texts of each of `task.context_rows` (B,), best first.
+
+    Args:
+        task: The contexts and constraints.
+        request_tokens: Returns the request for extensions of all hypotheses of the unfinished contexts.
+        width: Number of hypotheses of a context that are retained.
+        length_penalty: The exponent of the number of targets in the score of a text.
+        num_texts: Number of texts to return for each context.
+    """
+    constraints, context_count, device = task.constraints, len(task.context_rows), task.context_rows.device
+    finished: list[list[tuple[float, GeneratedText]]] = [[] for _ in range(context_count)]  # scores and texts
+
+    def min_score(context: int) -> float:
+        """Return the score that a finished text of a context must exceed."""
+        return finished[context][-1][0] if len(finished[context]) == num_texts else -math.inf
+
+    def finish(unfinished: Sequence[int], tokens: Tensor, log_probs: Tensor) -> None:
+        """Add the texts with `tokens` (B K, t) whose `log_probs` (B, K) are not -inf to the results."""
+        tokens_by_context = tokens.reshape(*log_probs.shape, tokens.shape[1])
+        for row, k in (~torch.isneginf(log_probs)).nonzero().tolist():
+            text = GeneratedText.of(tokens_by_context[row, k].tolist(), float(log_probs[row, k]), constraints)
+            score = text.log_probability / max(1, text.target_count) ** length_penalty
+            if score > min_score(unfinished[row]):
+                texts = sorted([*finished[unfinished[row]], (score, text)], key=lambda scored_text: -scored_text[0])
+                finished[unfinished[row]] = texts[:num_texts]
+
+    hypotheses, unfinished = task.begin(), list(range(context_count))
+    log_probs = torch.zeros(context_count, 1, dtype=torch.double, device=device)  # of the hypotheses (B, K)
+    for step in range(constraints.max_tokens):
+        if task.is_late or not unfinished:
+            break
+        request = request_tokens(unfinished, step, log_probs.shape[1])
+        states, tokens, token_log_probs = task.choose(hypotheses, request, step)
+        token_log_probs = _mask_duplicates(tokens, token_log_probs.double())
+        extended = (log_probs.view(-1, 1) + token_log_probs).view(len(log_probs), -1)  # of all extensions (B, K L)
+        tokens_by_context = tokens.view(len(log_probs), -1)
+        is_end = tokens_by_context == constraints.end
+        continued = extended.masked_fill(is_end, -torch.inf).topk(min(width, extended.shape[1]), dim=1)
+        ended = extended.masked_fill(~is_end, -torch.inf).topk(min(num_texts, extended.shape[1]), dim=1)
+        first_rows = torch.arange(len(log_probs), device=device) * log_probs.shape[1]
+        parents = hypotheses
+        for extensions, extended_states in ((ended, None), (continued, states)):  # a state is a large copy
+            parent_rows = (first_rows[:, None] + extensions.indices // tokens.shape[1]).flatten()
+            last_tokens = tokens_by_context.gather(1, extensions.indices).flatten()
+            hypotheses = parents.extend(last_tokens, extended_states, parent_rows)
+            is_finished = constraints.is_finished(hypotheses.tokens, step + 1).view(extensions.values.shape)
+            finished_log_probs = extensions.values.masked_fill(~is_finished, -torch.inf)
+            finish(unfinished, hypotheses.tokens[:, -step - 1 :], finished_log_probs)
+        log_probs = continued.values.masked_fill(is_finished, -torch.inf)
+        # An upper bound of the scores that a context can reach: log p never rises, and a text has at most
+        # max_tokens + 1 targets. The search of a context ends when the bound does not exceed its `min_score`.
+        max_scores = log_probs.amax(1) / (constraints.max_tokens + 1) ** length_penalty
+        min_scores = log_probs.new_tensor([min_score(context) for context in unfinished])
+        active = (max_scores > min_scores).nonzero()[:, 0]
+        if len(active) < len(unfinished):
+            hypotheses = hypotheses.select(_hypothesis_rows(active, log_probs.shape[1]))
+            unfinished, log_probs = [unfinished[row] for row in active.tolist()], log_probs[active]
+    # The remaining texts have reached the limit of tokens or of time.
+    finish(unfinished, hypotheses.tokens[:, len(task.prompt) + 1 :], log_probs)
+    return [[text for _, text in best_texts] for best_texts in finished]
+
+
+def _hypothesis_rows(contexts: Tensor, hypothesis_count: int) -> Tensor:
+    """Return the indices of all hypotheses of the contexts with the indices `contexts`; each has `hypothesis_count`."""
+    offsets = torch.arange(hypothesis_count, device=contexts.device)
+    return (contexts[:, None] * hypothesis_count + offsets).flatten()
+
+
+def _mask_duplicates(tokens: Tensor, log_probs: Tensor) -> Tensor:
+    """Return `log_probs` (B K, L) with -inf for each of the `tokens` (B K, L) that occurs earlier in its row."""
+    is_duplicate = (tokens[:, :, None] == tokens[:, None, :]).tril(-1).any(2)
+    return log_probs.masked_fill(is_duplicate, -torch.inf)
