@@ -9,9 +9,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.http.keys import KeyRing, add_key
-from factorcell.service.http.site import Settings, Site
 from tests.service.listening import listening
 
 SERVER = Path(__file__).parents[3] / "examples" / "shop" / "server.py"
