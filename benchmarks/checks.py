@@ -23,9 +23,8 @@ from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import signatures, softmax
-from factorcell.nn.kernels.signature import Signature
 from factorcell.nn.packing import PackedModel
 from factorcell.options.option_fields import RecurrentOptions
 from factorcell.runs.run import Run
@@ -138,7 +137,7 @@ def main() -> None:
     }
     clock = Clock()
     for signature in vars(signatures).values():
-        if isinstance(signature, Signature):
+        if isinstance(signature, signatures.Signature):
             for method in ("sizes", "checked_addresses", "checked_arguments"):
                 clock.watch(signature, method)
     print("| work | milliseconds | checks, microseconds | share |\n|---|---:|---:|---:|")

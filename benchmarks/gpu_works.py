@@ -29,10 +29,9 @@ from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variabl
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tokenizers.tokenizer import WordTokenizer
 from factorcell.data.tokenizers.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
-from factorcell.nn.backbones import recurrent_loop
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
 from factorcell.nn.backbones.loop_graphs import LoopGraphs
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import gpu_recurrence, library, softmax
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options.option_fields import RecurrentOptions, WordOptions
@@ -112,7 +111,7 @@ def layer(
     backbone_sizes = BackboneSizes(embedding, CONTEXT, adapt, rank)
     cell = Cell(RecurrentOptions(hidden_size=hidden, **options), backbone_sizes).to(DEVICE).train()
     if way == SEPARATE:
-        cell.graphs = LoopGraphs(cell.recurrent_step, recurrent_loop.SEPARATE)
+        cell.graphs = LoopGraphs(cell.recurrent_step)
     inputs = torch.randn(batch, steps, embedding, device=DEVICE, requires_grad=True)
     vector = torch.randn(batch, CONTEXT, device=DEVICE, requires_grad=True)
     gradient = torch.randn(batch, steps, hidden, device=DEVICE)

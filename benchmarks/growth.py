@@ -56,7 +56,7 @@ from factorcell.reports import charts
 from factorcell.runs.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from factorcell.training import rules
 from factorcell.training.trainer import Trainer
 

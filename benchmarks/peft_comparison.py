@@ -97,7 +97,7 @@ def measure(base_name: str, dtype: torch.dtype) -> dict[str, float]:
         shifts = model.maps.fold(model.maps.condition(with_constant(model.context_vectors(rows[0]))))
 
     def read_folded() -> None:
-        with torch.no_grad(), applied(Adaptation.of_shifts(model.maps, shifts)):
+        with torch.no_grad(), applied(Adaptation(model.maps, shifts)):
             model.base(input_ids=tokens, use_cache=False)
 
     adapter_names = [row["place"] for row in rows[:TEXTS]]

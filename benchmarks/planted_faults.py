@@ -48,11 +48,11 @@ FAULTS = [
         "ngram/count_models.py", "np.minimum(counts.counts, 3)]", "np.minimum(counts.counts, 2)]", "nn/test_mixture.py"
     ),
     Fault("evaluation/bayes_rule.py", "BINS = 15 ", "BINS = 14 ", "evaluation"),
-    Fault("evaluation/point_classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
+    Fault("evaluation/classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
     Fault(
-        "evaluation/statistics.py", "hypot(end - interval.point, half_width)", "hypot(end, half_width)", "evaluation"
+        "evaluation/text_figures.py", "hypot(end - interval.point, half_width)", "hypot(end, half_width)", "evaluation"
     ),
-    Fault("evaluation/statistics.py", "len(values) - 1 for values", "len(values) for values", "evaluation"),
+    Fault("evaluation/text_figures.py", "len(values) - 1 for values", "len(values) for values", "evaluation"),
     Fault("bootstrap.py", "QUANTILES = (0.025, 0.975)", "QUANTILES = (0.05, 0.95)", "test_bootstrap.py"),
     Fault("completion/online.py", "(1 - DECAY) * change**2", "(1 - DECAY) * change", "completion/test_online.py"),
     Fault("completion/online.py", "self.max_vector_norm / norm)", "self.max_vector_norm)", "completion/test_online.py"),
@@ -76,7 +76,7 @@ FAULTS = [
     Fault("service/changes.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
     Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service"),
     Fault(
-        "hf/context_reading.py",
+        "hf/contexts.py",
         "categories.clamp(min=0)",
         "categories",
         "nn/test_context_inputs.py nn/test_context_model.py nn/test_spelling.py",

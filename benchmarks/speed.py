@@ -40,7 +40,7 @@ from factorcell.data.corpus import Corpus, target_frequencies
 from factorcell.data.tokenizers.tokenizer import WordTokenizer
 from factorcell.data.tokenizers.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library as kernels
 from factorcell.nn.kernels import softmax
 from factorcell.nn.output import Proposal

@@ -28,8 +28,8 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 def measure_advice(config: Config, tables: Tables, folder: Path, name: str) -> Measurement:
     """Return the expected gain of each column of a data set, and of all columns together under the empty name."""
     advice = advise(tables[name], config)
-    gains = {column["column"]: column["gain"] for column in advice["columns"]}
-    return Measurement({"advice": {**gains, "": advice["gain"]}})
+    gains = {column["column"]: column["gain"] for column in advice.columns}
+    return Measurement({"advice": {**gains, "": advice.gain}})
 
 
 def options(experiment: Experiment) -> dict[str, Row]:

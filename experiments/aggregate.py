@@ -9,9 +9,7 @@ import numpy as np
 
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
-from factorcell.evaluation import statistics
-from factorcell.evaluation.statistics import Ratios, add_training_variance
-from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, add_training_variance, gain_from_nats
 from study import EXPERIMENTS_FOLDER, Row, grouped_figures
 
 PERPLEXITIES = ("perplexity", "dev_")  # figures with these prefixes have geometric means
@@ -87,7 +85,7 @@ class Rows:
     def gain(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
         """Return the relative reduction of a perplexity from `base`; `paired` trainings continue those of `base`."""
         ratios = self._ratios((base, key), (name, key))
-        return None if ratios is None else statistics.gain_from_nats(ratios.difference(0, 1, paired))
+        return None if ratios is None else gain_from_nats(ratios.difference(0, 1, paired))
 
     def relative_increase(self, name: str, key: str, base: str) -> Interval | None:
         """Return the relative increase of a figure compared with the row `base`."""

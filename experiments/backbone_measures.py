@@ -27,8 +27,7 @@ from factorcell.completion.replay import Stream, read_streams
 from factorcell.completion.tuning import progressive_sums
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, text_accuracies
-from factorcell.evaluation.statistics import Ratios
-from factorcell.evaluation.text_figures import Figures, TextSums, figures_from_nats, sum_per_text
+from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, figures_from_nats, sum_per_text
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
 from study import Measurement

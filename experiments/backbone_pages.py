@@ -13,7 +13,7 @@ from backbone_measures import BITS, POSITIONS
 from backbones import BACKBONES, SPEC
 from columns import markdown
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import Ratios
+from factorcell.evaluation.text_figures import Ratios
 from figures import Read
 
 METHODS, SETS = tuple(SPEC["methods"]), tuple(SPEC["sets"])

@@ -157,8 +157,8 @@ def column_of(spec: str | Sequence[Any], paper_set: str = "") -> Column:
     """Return the column of a specification: [KIND, ARGUMENTS ...], or a name; {} stands for `paper_set`."""
     if isinstance(spec, str):
         return FIXED_COLUMNS[spec] if spec in FIXED_COLUMNS else column_of(SPECS["columns"][spec])
-    kind, *arguments = spec
-    return COLUMN_KINDS[kind](*(part.format(paper_set) if isinstance(part, str) else part for part in arguments))
+    arguments = (part.format(paper_set) if isinstance(part, str) else part for part in spec[1:])
+    return COLUMN_KINDS[spec[0]](*arguments)
 
 
 def group(name: str) -> list[Column]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 import corpora
@@ -98,8 +99,12 @@ def nearest_communities(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
     if run.model.encoder is None:
         return {}
     embeddings = Embeddings.from_run(run, "subreddit")
-    near = {name: embeddings.neighbours([name], NEIGHBOURS, "distance") for name in names if name in embeddings.values}
-    return {name: [row["near"] for row in rows] for name, rows in near.items()}
+    near = {}
+    for name in names:
+        if name in embeddings.values:
+            distances = np.linalg.norm(embeddings.vectors - embeddings.vectors[embeddings.row(name)], axis=1)
+            near[name] = [embeddings.values[index] for index in np.argsort(distances)[1 : NEIGHBOURS + 1]]
+    return near
 
 
 def measure(run: Run, tables: Tables) -> Measurement:

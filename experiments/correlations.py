@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
-from factorcell.evaluation.statistics import LEVEL, ranks
+from factorcell.evaluation.text_figures import LEVEL
 from study import Row
 
 NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half width of a normal interval in standard deviations
@@ -37,7 +38,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     """Return Spearman's rank correlation in the format of `correlation`."""
     first_values, second_values = _finite_pairs(first, second).T
-    return correlation(ranks(first_values).tolist(), ranks(second_values).tolist())
+    return correlation(rankdata(first_values).tolist(), rankdata(second_values).tolist())
 
 
 def _finite_pairs(first: Sequence[float], second: Sequence[float]) -> NDArray[np.float64]:

@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 
 from corpora import Tables
 from factorcell.data.tables.tables import open_table
-from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import classify
-from factorcell.evaluation.point_classification import classify_points
-from factorcell.evaluation.results import read_points
-from factorcell.evaluation.statistics import auc
+from factorcell.evaluation.bayes_rule import Classification, auc, text_accuracies
+from factorcell.evaluation.classification import classify, classify_points, read_points
 from factorcell.runs.run import Run
 from study import EXPERIMENTS_FOLDER, Measurement
 

@@ -27,11 +27,9 @@ from factorcell.bootstrap import Interval
 from factorcell.completion.completer import Completer
 from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.evaluation.point_classification import classify_points
-from factorcell.evaluation.statistics import Ratios
-from factorcell.evaluation.text_figures import TextSums, accuracy_sums
+from factorcell.evaluation.text_figures import Ratios, TextSums, accuracy_sums
 from factorcell.io import files
 from factorcell.runs.run import Run, training_facts
 from measures import MAX_DISTANCE, Cities

@@ -1,10 +1,15 @@
-"""Kinds that only tables of the papers need: words without punctuation, and a hashed softmax bias of another size."""
+"""Kinds that only tables of the papers need: words without punctuation, and a hashed softmax bias of another size.
 
+python experiments/paper_kinds.py COMMAND ...       the command of factorcell, with these kinds
+"""
+
+import sys
 from dataclasses import dataclass
 
+from factorcell.commands.cli.main import main
 from factorcell.config import int_option
 from factorcell.data import register_tokenizer
-from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.nn import register_head
 from factorcell.nn.output import SoftmaxHead
 from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE, MAX_HASH_SIZE
@@ -22,7 +27,7 @@ class BareWordTokenizer(WordTokenizer):
     Options = BareWordOptions
 
     def split(self, text: str) -> list[str]:
-        return self.split_words(text)
+        return without_punctuation(super().split(text))
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,6 @@ class SizedSoftmaxHead(SoftmaxHead):
 
 register_tokenizer(BareWordOptions.kind, BareWordTokenizer)
 register_head(SizedSoftmaxOptions.kind, SizedSoftmaxHead)
+
+if __name__ == "__main__":
+    sys.exit(main())

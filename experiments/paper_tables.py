@@ -26,7 +26,7 @@ from columns import (
 )
 from correlations import NORMAL_QUANTILE, rank_correlation
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import gain_from_nats
+from factorcell.evaluation.text_figures import gain_from_nats
 from figures import Read
 from memorization import COMPLETION_SOURCES, READERS, uniformity_p_value
 from random_sizes import CHANGES, correlation_over_models, of_class

@@ -33,8 +33,8 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, apply_temperature, text_accuracies
+from factorcell.evaluation.classification import great_circle_distances
 from factorcell.evaluation.perplexity import summary_row
-from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.evaluation.text_figures import sum_per_text, texts_digest
 from factorcell.ngram.mixture import FILE as MIXTURE
 from factorcell.ngram.ngram import NGram, count_ngrams

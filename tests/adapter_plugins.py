@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.nn import Adapter, CellState, LayerSizes, RecurrentStep, Shift
-from factorcell.nn.backbones.cells import Coupled
-from factorcell.nn.backbones.recurrent_loop import Drop, Norm
+from factorcell.nn.backbones.cells import Coupled, Drop, Norm
 
 MODULE = "their_package"
 

@@ -51,9 +51,9 @@ TEXTS: list[tuple[Interval, dict[str, Any], str, int]] = [
     (Interval(2.2e-4, -7.2e-5, 5.03e-4), PERCENT, "+0.022% [-0.007, +0.050] not significant", 0),
     (Interval(7.54e-4, 3.68e-4, 1.153e-3), PERCENT, "+0.08% [+0.04, +0.12]", 1),
     (Interval(1.2e-3, 6e-4, 1.4e-3), PERCENT, "+0.12% [+0.06, +0.14]", 1),
-    (Interval(7e-6, -3e-4, 4e-4), PERCENT, "+0.001% [-0.030, +0.040] not significant", 0),
+    (Interval(7e-6, -3e-4, 4e-4), PERCENT, "+0.00% [-0.03, +0.04] not significant", 0),
     (Interval(0.273, 0.261, math.inf), PERCENT, "+27.3% [+26.1, +inf]", 1),
-    (Interval(3.3e-5), PERCENT, "+0.0033%", 0),
+    (Interval(3.3e-5), PERCENT, "+0.003%", 0),
     (Interval(0.0, 0.0, 0.5), {}, "+0.00 [+0.00, +0.50] not significant", 0),
     (Interval(0.5), {}, "+0.50", 0),
 ]

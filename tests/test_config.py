@@ -129,8 +129,8 @@ def test_a_file_selects_the_kinds_that_the_option_of_a_transformer_requires(opti
 @pytest.mark.parametrize("name", ["./model", "model.gguf", "org/model", "gpt2", "llama", "two words"])
 def test_a_base_is_always_pretrained_and_an_architecture_is_always_new(name: str) -> None:
     pretrained, new = Config.of(base=name), Config.of(architecture=name)
-    assert pretrained.kinds == {"tokenizer": "pretrained", "backbone": "huggingface", "head": "softmax"}
-    assert new.kinds == {"tokenizer": "word", "backbone": "huggingface", "head": "softmax"}
+    assert (pretrained.tokenizer.kind, pretrained.backbone.kind) == ("pretrained", "huggingface")
+    assert (new.tokenizer.kind, new.backbone.kind) == ("word", "huggingface")
     for config, values in ((pretrained, (name, "", True)), (new, ("", name, False))):
         backbone = config.backbone
         assert isinstance(backbone, HuggingFaceOptions)

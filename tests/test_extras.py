@@ -14,7 +14,7 @@ import pytest
 from factorcell.data.tokenizers.bpe import import_library
 from factorcell.io import extras
 from factorcell.io.pretrained import transformers
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from factorcell.training.tuning import import_optuna
 from tests import ROOT
 

@@ -11,7 +11,7 @@ from factorcell.data.cache import prepare
 from factorcell.io import files, input_files
 from factorcell.ngram import mixture, ngram
 from factorcell.ngram.ngram import NGram
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.small_runs import ROWS, make_run
 
 NGRAM = "the folder of an n-gram model, which evaluate, rescore, mix and report accept"

@@ -19,8 +19,8 @@ from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.evaluation.results import open_model
 from factorcell.io import files, input_files
 from factorcell.runs.run import Run
-from factorcell.service.block_list import BlockList
 from factorcell.service.http import keys
+from factorcell.service.privacy import BlockList
 from factorcell.training.mixture import open_scorer
 from factorcell.training.tuning import read_space
 from tests.small_runs import make_run

@@ -60,7 +60,7 @@ def test_a_run_of_an_external_kind_trains_and_opens_with_the_same_scores(section
     kinds = KINDS if section == "all" else {section: KINDS[section]}
     run = train_run(ROWS, ROWS, config_of(**kinds), tmp_path / "run")
     opened = Run.open(tmp_path / "run")
-    assert {name: opened.config.kinds[name] for name in kinds} == kinds
+    assert {name: getattr(opened.config, name).kind for name in kinds} == kinds
     scores = opened.score(ROWS).tolist()
     assert scores == run.score(ROWS).tolist()
     assert scores == pytest.approx([sum(nats_of(opened, row)) for row in ROWS], abs=1e-4)

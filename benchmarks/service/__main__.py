@@ -67,7 +67,7 @@ def people(arguments: Arguments, folder: Path) -> Table:
     from factorcell.runs.run import Run
     from factorcell.service.engine import Service
     from factorcell.service.learning import ServedModel
-    from factorcell.service.stores.opening import open_store
+    from factorcell.service.stores.store import open_store
 
     texts, store = everybody.storable_texts(texts_of(arguments.table, 1_000_000)), f"sqlite:///{folder}/users.db"
     with run_server(arguments.run, store, folder / "log", "--deadline-ms", "5000") as (_, port):

@@ -21,9 +21,10 @@ from pathlib import Path
 from benchmarks.service.client import HOST, Connection
 from benchmarks.service.report import Row, quantile
 from factorcell.runs.run import Run
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.messages import CompletionRequest
+from factorcell.service.stores.store import open_store
 from tests.ports import free_port
 
 USER = "somebody"

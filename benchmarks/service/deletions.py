@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.service.client import Connection, until_answered
 from benchmarks.service.processes import restartable_server
 from benchmarks.service.report import Row
+from factorcell.service.http.application import Settings
 from factorcell.service.http.server import ServerOptions
-from factorcell.service.http.site import Settings
 from tests.ports import free_port
 from tests.service.stores.servers import Server
 

@@ -12,8 +12,8 @@ from benchmarks.service.people import Book, accept, finish, working
 from benchmarks.service.processes import restartable_server
 from benchmarks.service.report import Row
 from factorcell.service.engine import Service
+from factorcell.service.http.application import Settings
 from factorcell.service.http.server import ServerOptions
-from factorcell.service.http.site import Settings
 from factorcell.service.learning import ServedModel
 from tests.ports import free_port
 from tests.service.oracle import random_texts

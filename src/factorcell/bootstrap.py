@@ -8,7 +8,7 @@ Shapes: U units, D draws, S sums.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,39 +60,20 @@ class Interval(NamedTuple):
         """Format a difference with the ends of its interval: "+2.1% [+1.0, +3.2]".
 
         The three numbers have the same number of decimals, which is larger than that of `number_format` if this format
-        hides that a number is not zero or that an end differs from the estimate.
+        displays a number that is not zero as zero. Numbers that are as small as rounding errors are ignored.
         """
-        ends = [] if self.low is None or self.high is None else [self.low, self.high]
-        decimals = _distinguishing_decimals(self.point, ends, int(number_format.strip(".f")), scale)
-        number_format = f"+.{decimals}f"
-        point = f"{scale * self.point:{number_format}}{unit}"
-        if self.low is None or self.high is None:
-            return point
-        return f"{point} {format_ends(scale * self.low, scale * self.high, number_format)}"
+        numbers = [self.point] if self.low is None or self.high is None else [self.point, self.low, self.high]
+        smallest = scale * min((abs(number) for number in numbers if abs(number) >= ROUNDING_ERROR), default=math.inf)
+        decimals = int(number_format.strip(".f"))
+        if math.isfinite(smallest):
+            decimals = max(decimals, -math.floor(math.log10(smallest)))
+        point, *ends = (f"{scale * number:+.{decimals}f}" for number in numbers)
+        return f"{point}{unit} [{', '.join(ends)}]" if ends else f"{point}{unit}"
 
 
 def format_ends(low: float, high: float, number_format: str) -> str:
     """Format the ends of an interval: "[+1.0, +3.2]"."""
     return f"[{low:{number_format}}, {high:{number_format}}]"
-
-
-def _distinguishing_decimals(point: float, ends: Sequence[float], decimals: int, scale: float) -> int:
-    """Return the number of decimals, at least `decimals`, for `scale` times an estimate and the ends of its interval.
-
-    It is the smallest number that displays neither a nonzero number as zero nor an end as the estimate. If it exceeds
-    `decimals`, the largest of the numbers has at least two significant digits. Differences that are as small as
-    rounding errors are ignored.
-    """
-    # Each pair of numbers differs, and so must their texts.
-    pairs = [(number, 0.0) for number in (point, *ends)] + [(end, point) for end in ends]
-    pairs = [(first, second) for first, second in pairs if abs(first - second) >= ROUNDING_ERROR]
-    distinguishing = decimals
-    while any(round(scale * first, distinguishing) == round(scale * second, distinguishing) for first, second in pairs):
-        distinguishing += 1
-    if distinguishing == decimals:
-        return decimals
-    largest = scale * max(map(abs, (point, *ends)))
-    return max(distinguishing, 1 - math.floor(math.log10(largest)))
 
 
 def resampling_counts(unit_count: int, draw_count: int = DRAW_COUNT, seed: int = 0) -> Floats:
@@ -124,11 +105,7 @@ def _draw_resampling_counts(unit_count: int, draw_count: int, seed: int) -> Iter
 
 
 def find_clear_winner(points: Floats, highest_is_best: bool, difference: Callable[[int, int], Interval]) -> int | None:
-    """Return the index of the best of `points`; None if it does not differ significantly from every other point.
-
-    The best point is the largest if `highest_is_best`, otherwise the smallest. `difference` takes the indices of two
-    points and returns the interval of their difference, the first point minus the second.
-    """
+    """Return the index of the best of `points`; None if it does not differ significantly from every other point."""
     if len(points) < 2 or not np.isfinite(points).all():
         return None
     sign = 1 if highest_is_best else -1

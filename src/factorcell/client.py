@@ -1,10 +1,8 @@
 """A client of the service over HTTP, blocking or for asyncio, which needs neither PyTorch nor the server's packages."""
 
-import json
 import secrets
 from asyncio import sleep as async_sleep
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import date
 from functools import partial
 from http import HTTPStatus
 from random import uniform
@@ -15,8 +13,8 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from factorcell.service.http import messages
-from factorcell.service.http.messages import Problem
+from factorcell.service import messages
+from factorcell.service.messages import Problem
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -48,10 +46,10 @@ class ServiceError(Exception):
 
 
 class _Operation(Generic[T]):
-    """A method of both clients: it sends its keyword arguments to a path and returns a response of the type T."""
+    """A method of both clients: it sends its keyword arguments to a path and returns a message of the type T."""
 
-    def __init__(self, method: str, path: str, response_type: type[T], doc: str, *, can_repeat: bool = True) -> None:
-        self.method, self.path, self.response_type, self.__doc__ = method, path, response_type, doc
+    def __init__(self, method: str, path: str, answer_type: type[T], doc: str, *, can_repeat: bool = True) -> None:
+        self.method, self.path, self.answer_type, self.__doc__ = method, path, answer_type, doc
         self.can_repeat = can_repeat
 
     def __set_name__(self, owner: Any, name: str) -> None:
@@ -66,23 +64,9 @@ class _Operation(Generic[T]):
     def __get__(self, client: Any, owner: Any = None) -> Any:
         return self if client is None else partial(client._send, self)
 
-    def request(self, client: httpx.Client | httpx.AsyncClient, url: str, fields: dict[str, Any]) -> httpx.Request:
-        """Return the request with these fields; a field `user` in the path is escaped, including its dots."""
-        path = self.path
-        if "{user}" in path:  # HTTP clients would replace a user called `..` by the parent of the path
-            path = path.format(user=quote(fields.pop("user"), safe="").replace(".", "%2E"))
-        if self.name == "accept":
-            fields = {"idempotency_key": secrets.token_urlsafe(16), **fields}
-        content = json.dumps(fields, default=_to_json, allow_nan=False) if fields else None
-        return client.build_request(self.method, url + path, content=content)
 
-
-def _to_json(value: Any) -> Any:
-    """Convert a message, a date, a NumPy scalar or a mapping to a value that the `json` module supports."""
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if isinstance(value, date):
-        return value.isoformat()
+def _to_plain(value: Any) -> Any:
+    """Convert a NumPy scalar or a mapping to a value that JSON can represent."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "item"):
@@ -96,14 +80,24 @@ class _Call(Generic[T]):
     pause ~ retry_after + uniform(0, min(MAX_PAUSE, FIRST_PAUSE * 2^n)) after n + 1 attempts
     """
 
-    def __init__(self, operation: _Operation[T], deadline: float) -> None:
-        self.operation, self.end, self.bound = operation, monotonic() + deadline, FIRST_PAUSE
+    def __init__(self, client: "_Operations", operation: _Operation[T], fields: dict[str, Any]) -> None:
+        self.operation, self.end, self.bound = operation, monotonic() + client._deadline, FIRST_PAUSE
+        path = operation.path
+        if "{user}" in path:  # HTTP clients would replace a user called `..` by the parent of the path
+            path = path.format(user=quote(fields.pop("user"), safe="").replace(".", "%2E"))
+        if operation.name == "accept":
+            fields = {"idempotency_key": secrets.token_urlsafe(16), **fields}
+        content = msgspec.json.encode(fields, enc_hook=_to_plain) if fields else None
+        url, headers = client._url + path, client._headers
+        self.request: httpx.Request = client._http.build_request(
+            operation.method, url, content=content, headers=headers
+        )
 
     def result(self, response: httpx.Response) -> T:
         """Return the message in a response; raise a `ServiceError` if the status is not 200."""
         if response.status_code != HTTPStatus.OK:
             raise ServiceError(self.operation.name, response)
-        return msgspec.json.decode(response.content, type=self.operation.response_type)
+        return msgspec.json.decode(response.content, type=self.operation.answer_type)
 
     def pause_after(self, error: httpx.RequestError | ServiceError) -> float:
         """Return the seconds until the next attempt; raise the error if no attempt may follow."""
@@ -132,36 +126,18 @@ class _Operations:
 
     http_class: type[Any]  # the class of httpx clients
 
-    complete = _Operation(
-        "POST", "v1/complete", messages.CompleteAnswer, "Suggest texts that continue the text before the cursor."
-    )
-    accept = _Operation(
-        "POST",
-        "v1/accept",
-        messages.AcceptAnswer,
-        "Save and learn an accepted text; it counts once even if the call is repeated.",
-    )
+    complete = _Operation("POST", "v1/complete", messages.Completions, "Suggest texts that continue a typed text.")
+    accept = _Operation("POST", "v1/accept", messages.AcceptResult, "Save and learn a text; it counts once.")
     score = _Operation("POST", "v1/score", messages.ScoreAnswer, "Return how well the model predicts each text.")
     classify = _Operation(
-        "POST", "v1/classify", messages.ClassifyAnswer, "Return the most probable value of a column for each text."
+        "POST", "v1/classify", messages.ClassifyAnswer, "Predict the value of a column for each text."
     )
-    rescore = _Operation(
-        "POST", "v1/rescore", messages.RescoreAnswer, "Choose the best hypothesis of each n-best list."
-    )
-    show = _Operation("GET", "v1/users/{user}", messages.ProfileAnswer, "Return all saved data of a user.")
-    export = _Operation(
-        "GET", "v1/users/{user}/export", messages.Export, "Return the texts and settings of a user for `restore`."
-    )
-    restore = _Operation(
-        "POST", "v1/users", messages.UserAnswer, "Import a user from the fields of an export.", can_repeat=False
-    )
+    rescore = _Operation("POST", "v1/rescore", messages.RescoreAnswer, "Choose the best text of each n-best list.")
+    show = _Operation("GET", "v1/users/{user}", messages.Profile, "Return all saved data of a user.")
+    export = _Operation("GET", "v1/users/{user}/export", messages.Export, "Return a user for `restore`.")
+    restore = _Operation("POST", "v1/users", messages.UserAnswer, "Import the fields of an export.", can_repeat=False)
     delete = _Operation("DELETE", "v1/users/{user}", messages.DeletedAnswer, "Delete all data of a user.")
-    forget = _Operation(
-        "POST",
-        "v1/users/{user}/forget",
-        messages.RemovedAnswer,
-        "Delete all texts of a user that the service suggests as `text`.",
-    )
+    forget = _Operation("POST", "v1/users/{user}/forget", messages.RemovedAnswer, "Delete all copies of `text`.")
     undo = _Operation(
         "POST", "v1/users/{user}/undo", messages.RemovedAnswer, "Delete a user's newest text.", can_repeat=False
     )
@@ -175,11 +151,6 @@ class _Operations:
         self._http, self._owns_http = http or self.http_class(timeout=TIMEOUT), http is None
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
-    def _start(self, operation: _Operation[T], fields: dict[str, Any]) -> tuple[_Call[T], httpx.Request]:
-        request = operation.request(self._http, self._url, fields)
-        request.headers.update(self._headers)
-        return _Call(operation, self._deadline), request
-
 
 class Client(_Operations):
     """A blocking client of a service. Several threads may use the same client at once."""
@@ -187,10 +158,10 @@ class Client(_Operations):
     http_class = httpx.Client
 
     def _send(self, operation: _Operation[T], **fields: Any) -> T:
-        call, request = self._start(operation, fields)
+        call = _Call(self, operation, fields)
         while True:
             try:
-                return call.result(self._http.send(request))
+                return call.result(self._http.send(call.request))
             except (httpx.RequestError, ServiceError) as error:
                 sleep(call.pause_after(error))
 
@@ -208,10 +179,10 @@ class AsyncClient(_Operations):
     http_class = httpx.AsyncClient
 
     async def _send(self, operation: _Operation[T], **fields: Any) -> T:
-        call, request = self._start(operation, fields)
+        call = _Call(self, operation, fields)
         while True:
             try:
-                return call.result(await self._http.send(request))
+                return call.result(await self._http.send(call.request))
             except (httpx.RequestError, ServiceError) as error:
                 await async_sleep(call.pause_after(error))
 

@@ -35,17 +35,17 @@ from factorcell.options.option_fields import (
     option_fields,
     options_class,
     rate_option,
-    recorded,
 )
 from factorcell.options.option_fields import EXTENSIBLE as EXTENSIBLE
+from factorcell.options.option_fields import RECORDED as RECORDED
 from factorcell.options.option_fields import KindOptions as KindOptions
 from factorcell.options.option_fields import TokenizerOptions as TokenizerOptions
 from factorcell.options.option_fields import float_option as float_option
 from factorcell.options.option_fields import int_option as int_option
 from factorcell.options.option_fields import option as option
 
-RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # facts that a training writes into its config
 FORMAT = 1  # the format number that config.json of a run folder contains
+DEFAULT_KINDS = {section: next(iter(kinds)) for section, kinds in OPTION_KINDS.items()}
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that read the embeddings of values
 OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
@@ -176,7 +176,7 @@ class TrainingConfig:
     )
     evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    max_dev_targets: int = recorded(0)  # the number of development targets that evaluations read; 0: all
+    max_dev_targets: int = 0  # the number of development targets that evaluations read; 0: all
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
@@ -237,16 +237,9 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
 
     Raise `UserError` if a kind does not exist, or if two sections have an option of the same name.
     """
-    selected = {section: next(iter(built_in)) for section, built_in in OPTION_KINDS.items()} | dict(kinds or {})
-    tokenizer, backbone, head = (options_class(section, selected[section]) for section in OPTION_KINDS)
-    types: dict[str, Any] = {
-        "data": DataConfig,
-        "tokenizer": tokenizer,
-        "model": ModelConfig,
-        "backbone": backbone,
-        "head": head,
-        "training": TrainingConfig,
-    }
+    fixed = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
+    selected = {section: options_class(section, kind) for section, kind in {**DEFAULT_KINDS, **(kinds or {})}.items()}
+    types: dict[str, Any] = {item.name: {**fixed, **selected}[item.name] for item in dataclasses.fields(Config)}
     section_by_option: dict[str, str] = {}
     for section, cls in types.items():
         for item in dataclasses.fields(cls):
@@ -303,11 +296,6 @@ class Config:
             UserError: No section has an option of that name, or its value is invalid.
         """
         return Config.from_dict(options_by_section({**options, "config": self}))
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The kinds of the tokenizer, the backbone and the head, by section."""
-        return {section: getattr(self, section).kind for section in OPTION_KINDS}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "") -> "Config":
@@ -397,7 +385,7 @@ def _without_overridden(
     A base among the `options` replaces an architecture in the file, and the other way round. A pretrained tokenizer is
     that of the base in the file.
     """
-    kinds_in_file = Config().kinds | selected_kinds(base_options)
+    kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)
     changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
     replaces_base = "backbone" in changed or "architecture" in options
     if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:

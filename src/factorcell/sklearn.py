@@ -131,9 +131,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if self.out is None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        self.classes_, self.run_ = classes, run
-        if self.out is None:
-            _delete_with(run)
+        self.classes_, self.run_ = classes, run if self.out is not None else _delete_with(run)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -170,11 +168,8 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise error.with_remedy_for_texts() from None
         if self.text not in table.columns:
             raise table.missing_column_error(self.text)
-        columns: Columns = {name: [] for name in table.columns}
-        for chunk in table.chunks(table.columns):
-            for name, values in chunk.items():
-                columns[name] += values
-        return columns
+        chunks = list(table.chunks(table.columns))
+        return {name: [value for chunk in chunks for value in chunk[name]] for name in table.columns}
 
     def _training_options(self, columns: Columns, smallest_count: int) -> dict[str, Any]:
         """Return the options of the training; no class is rare, because `smallest_count` texts have the rarest one."""
@@ -193,9 +188,8 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle, with the content of the files of the run folder instead of the run."""
         state: dict[str, Any] = dict(super().__getstate__())  # the dict of this object, which must not change
-        run = state.pop("run_", None)
-        if run is not None:
-            paths = (path for path in run.folder.iterdir() if path.is_file() and path.name not in UNPICKLED_FILES)
+        if (run := state.pop("run_", None)) is not None:
+            paths = [path for path in run.folder.iterdir() if path.is_file() and path.name not in UNPICKLED_FILES]
             state["_run_files"] = {path.name: path.read_bytes() for path in paths}
         return state
 
@@ -208,8 +202,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             folder = Path(mkdtemp(prefix="factorcell-"))
             for name, content in contents.items():
                 (folder / name).write_bytes(content)
-            self.run_ = Run.open(folder)
-            _delete_with(self.run_)
+            self.run_ = _delete_with(Run.open(folder))
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags that say that `X` has texts instead of numbers."""
@@ -242,6 +235,7 @@ def _class_names(classes: NDArray[Any]) -> list[str]:
     return names
 
 
-def _delete_with(run: Run) -> None:
-    """Delete the temporary folder of a run when the run is no longer used."""
+def _delete_with(run: Run) -> Run:
+    """Delete the temporary folder of a run when the run is no longer used; return the run."""
     weakref.finalize(run, shutil.rmtree, run.folder, ignore_errors=True)
+    return run

@@ -1,16 +1,9 @@
-"""The sentences of `factorcell advise`."""
+"""The command that follows the advice of `factorcell advise`."""
 
 from pathlib import Path
 
-from factorcell.commands.advice import advice_text, train_command
+from factorcell.commands.advice import train_command
 from factorcell.config import Config
-
-
-def test_advice_names_the_options_to_use() -> None:
-    """Names that a shell would split are quoted."""
-    texts = [advice_text({"advice": advice, "column": "my city"}) for advice in ("use", "leave out")]
-    assert texts == ["use (--context 'my city')", "leave out"]
-    assert advice_text({"advice": "use", "column": "my city"}, is_user=True) == "use (--user 'my city')"
 
 
 def test_the_command_has_all_columns_that_are_not_left_out() -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from factorcell.commands.cli.main import main
 from factorcell.config import FORMAT
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.evaluation.point_classification import classify_points
 from factorcell.io import files, progress
 from factorcell.runs.run import Run
 from tests.findings import collected_findings, expected_finding
@@ -321,7 +320,7 @@ def test_the_report_shows_the_latest_result(folder: Path, capsys: pytest.Capture
     tables = [row[0] for row in page.rows if row[0] in ("test.jsonl", "other.jsonl")]
     assert tables == sorted(tables), "both tables, the last evaluated one last"
     assert page.figures["perplexity per word"] == f"{rows[3]['perplexity']:.2f}", "of the larger table"
-    assert page.figures["accuracy of city"].startswith(f"{rows[-1]['accuracy']:.4f}")
+    assert page.figures["accuracy"].startswith(f"{rows[-1]['accuracy']:.4f}")
     assert "perplexity on test.jsonl, accuracy of city on test.jsonl" in page.texts["p"][1]
     assert [row for row in page.rows if f"majority class {rows[-1]['majority']:.4f}" in row[-1]]
     assert "Gain over plain by city, %, other.jsonl" in page.charts

@@ -265,7 +265,7 @@ def test_an_interrupt_shows_how_to_resume_if_possible(
     def stopped(*arguments: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.commands.training.train_run", stopped)
+    monkeypatch.setattr("factorcell.training.fit.train_run", stopped)
     monkeypatch.setattr("factorcell.runs.run.Run.open", stopped)
     monkeypatch.setattr("factorcell.training.tuning.tune", stopped)
     more = ["table.csv", "--target", "stars"] if command == "classify" else ["--out", str(tmp_path / "run")]

@@ -33,4 +33,4 @@ def test_classifications_by_several_tables_of_points_are_distinguished(
     assert main(["report", str(run.folder), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for target in majorities:
-        assert page.count(f"<td>accuracy of {target} (model)</td>") == 1
+        assert page.count(f">accuracy of {target} (model)</td>") == 1

@@ -13,10 +13,9 @@ from factorcell import Completer, Run
 from factorcell.commands.cli.main import main
 from factorcell.completion import User, learn_one
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from factorcell.training.proximal import PARTS, part_of
 from factorcell.training.trainer import Trainer
 from tests.checkpoints import checkpoints_every

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from factorcell.commands.cli.main import main
 from factorcell.completion.blend import new_suggester
@@ -15,7 +16,7 @@ from factorcell.config import HISTORY_COLUMN
 from factorcell.data.private_content import is_public
 from factorcell.runs.run import Run
 from factorcell.service.learning import ServedModel
-from factorcell.service.record import StoredText
+from factorcell.service.record import Record, StoredText
 from tests.service import runs
 
 TEXTS = ("abba", "cab", "a cab", "bac", "abc")
@@ -80,12 +81,16 @@ def test_a_replay_scores_texts_as_an_evaluation_of_the_table(run: Run) -> None:
 def test_a_user_learned_text_by_text_equals_one_learned_at_once(run: Run) -> None:
     model = ServedModel(run)
     stored = tuple(StoredText(number, text, 0, CONTEXT) for number, text in enumerate(TEXTS, 1))
-    at_once = model.learn(None, stored, last_number=len(stored))
-    state = None
+    at_once = model.learn(replace(Record.new("eve", 0), texts=stored, last_number=len(stored)))
+    record, in_parts = replace(at_once, states=()), replace(at_once, states=())
     for count in range(1, len(stored) + 1):
-        state = model.learn(state, stored[:count], last_number=count)
-    assert state == at_once
-    assert np.array_equal(User.from_bytes(at_once.user_bytes).vector, learn(run, *TEXTS).vector)
+        record = model.learn(replace(record, texts=stored[:count], last_number=count))
+        assert model.has_learned(record)
+        assert not model.has_learned(in_parts)
+        in_parts = model.learn(in_parts, max_texts=1)
+    assert record.states == in_parts.states == at_once.states
+    (state,) = at_once.states
+    assert np.array_equal(User.from_bytes(state.user_bytes).vector, learn(run, *TEXTS).vector)
     assert all(map(is_public, TEXTS))
 
 

@@ -198,12 +198,12 @@ def test_beginnings_share_the_keys_and_values_of_a_transformer(tmp_path: Path) -
     certain = run.tokenizer.encode(run.tokenizer.certain_tokens(prefix))  # type: ignore[attr-defined]
     shared = [state.beginnings[tuple(certain[:length])].state for length in range(1, len(certain) + 1)]
     assert len(shared) > 2
-    assert len({beginning.layers[0][0].data_ptr() for beginning in shared}) == 1
+    assert len({beginning.arrays[0].data_ptr() for beginning in shared}) == 1
     alone = completer.type_text(empty, "the sea is ").prefix_state
     both = set(alone.beginnings) & {tuple(certain[:length]) for length in range(1, len(certain) + 1)}
     assert both
     for tokens in both:
-        keys, expected = (each.beginnings[tokens].state.layers[1][0] for each in (state, alone))
+        keys, expected = (each.beginnings[tokens].state.arrays[2] for each in (state, alone))
         torch.testing.assert_close(keys, expected)
     request = SearchRequest(state, 2, completer.max_text_tokens)
     with run.scoring():

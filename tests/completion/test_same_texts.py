@@ -17,9 +17,10 @@ from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.config import HISTORY_COLUMN, Config
 from factorcell.data.counts import TextCounts
 from factorcell.data.text_folds import with_final_sigma
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.messages import CompletionRequest
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 from tests.small_runs import make_letters
 

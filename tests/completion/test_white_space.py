@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,10 +17,11 @@ from factorcell.data.counts import TextCounts
 from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.service import changes
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
+from factorcell.service.messages import CompletionRequest
 from factorcell.service.record import Record, StoredText
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 from tests.small_runs import make_letters
 
@@ -176,7 +178,7 @@ def test_a_service_stores_the_canonical_form(service: Service, variant: str) -> 
 @each_variant
 def test_forgetting_a_text_forgets_all_variants(service: Service, variant: str) -> None:
     texts = (TEXT, "other", *VARIANTS.values())
-    record = changes.replace_fields(
+    record = msgspec.structs.replace(
         Record.new("ann", 1), last_number=len(texts), texts=tuple(StoredText(n, s, 1) for n, s in enumerate(texts, 1))
     )
     assert [s.text for s in changes.remove_text(record, variant).texts] == ["other"]

@@ -1,6 +1,7 @@
 """Corpora, compared with plain lists: token ids, contexts, batches, and the cache."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from factorcell.config import Config
 from factorcell.data import cache_entry
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, extend_hashes, text_hashes
 from factorcell.data.tables import chunks, tables
 from factorcell.data.tokenizers import tokens
 from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
@@ -235,3 +236,15 @@ def test_tables_that_are_read_with_a_schema_are_not_cached(table: Path, tmp_path
     again = prepare(table, CONFIG, cache=tmp_path / "other", tokenizer=first.tokenizer, schema=first.schema)
     assert lines_of(again) == lines_of(first)
     assert not (tmp_path / "other").exists()
+
+
+def test_hashes_equal_those_of_exact_integers() -> None:
+    """Runs store hashes of their training texts, so these must not change."""
+    multiplier, modulus, random = 0x9E3779B97F4A7C15, 2**64, np.random.default_rng(0)
+    hashes, ids = random.integers(0, modulus, 50, np.uint64), random.integers(0, 50_000, 50).astype(np.uint64)
+    products = [(a ^ b) * multiplier % modulus for a, b in zip(hashes.tolist(), ids.tolist(), strict=True)]
+    assert extend_hashes(hashes, ids).tolist() == [product ^ (product >> 29) for product in products]
+    corpus = prepare(ROWS, Config.of(tokenizer="char", min_count=1))
+    sums = [sum((token + 1) * multiplier**place for place, token in enumerate(line, 1)) for line in lines_of(corpus)]
+    without_spellings = replace(corpus, spellings=None)
+    assert text_hashes(without_spellings).tolist() == [value % modulus for value in sums]

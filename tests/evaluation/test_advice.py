@@ -16,7 +16,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import advice as advice_module
-from factorcell.evaluation.advice import advise, expected_gain, label_columns, recommend, sample
+from factorcell.evaluation.advice import Advice, advise, expected_gain, label_columns, recommend, sample
 from factorcell.io import files, progress
 from tests import synthetic
 from tests.findings import expected_finding
@@ -44,13 +44,13 @@ def table(count: int = 1500) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def advice() -> dict[str, Any]:
+def advice() -> Advice:
     return advise(table(), config_of("dialect", "coin", "height", "same"))
 
 
-def test_columns_are_sorted_by_gain_and_random_ones_left_out(advice: dict[str, Any]) -> None:
-    rows = {row["column"]: row for row in advice["columns"]}
-    assert [row["column"] for row in advice["columns"]][:2] == ["dialect", "height"]
+def test_columns_are_sorted_by_gain_and_random_ones_left_out(advice: Advice) -> None:
+    rows = {row["column"]: row for row in advice.columns}
+    assert [row["column"] for row in advice.columns][:2] == ["dialect", "height"]
     assert {name: row["advice"] for name, row in rows.items()} == {
         "dialect": "use",
         "height": "leave out",
@@ -68,7 +68,7 @@ def test_estimates_for_the_dialect_are_near_the_true_values(max_values: int, mon
     """With at most one value for the linear classifier, naive Bayes predicts the value."""
     monkeypatch.setattr(advice_module, "MAX_VALUES", max_values)
     advice = advise(table(), config_of("dialect"))
-    (row,) = advice["columns"]
+    (row,) = advice.columns
     chains = synthetic.dialects()
     rows = synthetic.two_dialects(2000, 12)[0]
     log_probs = np.array([-chains.nats(text_row["text"]) for text_row in rows])
@@ -79,7 +79,7 @@ def test_estimates_for_the_dialect_are_near_the_true_values(max_values: int, mon
         return
     assert row["information"] == pytest.approx(information, rel=0.2)
     assert row["information"] < row["entropy"] == pytest.approx(math.log(2), abs=0.01)
-    assert row["gain"] == expected_gain(row["information"] / advice["tokens_per_text"]) == advice["gain"]
+    assert row["gain"] == expected_gain(row["information"] / advice.targets_per_text) == advice.gain
     assert row["accuracy"] == pytest.approx(_right(rows, log_probs), abs=0.07)
     assert row["majority"] == pytest.approx(0.5, abs=0.05)
     assert (row["values"], row["missing"], row["rare"]) == (2, 0.0, 0.0)
@@ -93,7 +93,7 @@ def _right(rows: list[dict[str, str]], truth: Any) -> float:
 def test_missing_values_gain_nothing() -> None:
     rows = table()
     hidden = [{**row, "dialect": row["dialect"] if number % 2 else ""} for number, row in enumerate(rows)]
-    whole, half = (advise(source, config_of("dialect"))["columns"][0] for source in (rows, hidden))
+    whole, half = (advise(source, config_of("dialect")).columns[0] for source in (rows, hidden))
     assert half["missing"] == 0.5
     assert half["gain"] == pytest.approx(whole["gain"] / 2, rel=0.35)
 
@@ -104,12 +104,12 @@ def test_too_few_texts_that_are_not_empty_are_an_error() -> None:
         advise(rows, config_of("dialect"))
 
 
-def test_empty_texts_are_ignored(advice: dict[str, Any]) -> None:
+def test_empty_texts_are_ignored(advice: Advice) -> None:
     empty_rows = [{**row, "text": ""} for row in table(500)]
     with expected_finding("empty texts"):
         with_empty_texts = advise([*table(), *empty_rows], config_of("dialect", "coin", "height", "same"))
-    assert with_empty_texts["rows"] == 1500
-    assert with_empty_texts["gain"] == pytest.approx(advice["gain"], rel=0.1)
+    assert with_empty_texts.text_count == 1500
+    assert with_empty_texts.gain == pytest.approx(advice.gain, rel=0.1)
 
 
 def test_rare_values_are_no_majority_class_and_count_in_no_accuracy() -> None:
@@ -118,7 +118,7 @@ def test_rare_values_are_no_majority_class_and_count_in_no_accuracy() -> None:
         {**row, "dialect": row["dialect"] if number % 4 == 0 else f"rare {number}"}
         for number, row in enumerate(table())
     ]
-    (row,) = advise(rows, config_of("dialect"))["columns"]
+    (row,) = advise(rows, config_of("dialect")).columns
     assert row["rare"] == pytest.approx(0.75, abs=0.02)
     assert row["majority"] == pytest.approx(0.5, abs=0.1)
     assert row["accuracy"] > 0.7
@@ -126,12 +126,12 @@ def test_rare_values_are_no_majority_class_and_count_in_no_accuracy() -> None:
 
 def test_a_duplicate_column_adds_nothing() -> None:
     advice = advise(table(), config_of("dialect", "valley"))
-    first, second = advice["columns"]
+    first, second = advice.columns
     assert first["gain"] == pytest.approx(second["gain"])
     assert (first["advice"], second["advice"]) == ("use", "leave out")
     assert second["added"] == pytest.approx(0, abs=1e-3)
     single = advise(table(), config_of("dialect"))
-    assert advice["gain"] == pytest.approx(single["gain"], rel=0.02)
+    assert advice.gain == pytest.approx(single.gain, rel=0.02)
 
 
 def test_an_independent_column_adds_its_gain() -> None:
@@ -144,11 +144,11 @@ def test_an_independent_column_adds_its_gain() -> None:
         ]
         rows.append({"text": " ".join(words), "first": first, "second": second})
     advice = advise(rows, config_of("first", "second"))
-    for row in advice["columns"]:
+    for row in advice.columns:
         assert row["advice"] == "use"
         assert row["added"] == pytest.approx(row["gain"], rel=0.15)
-    nats = sum(-math.log1p(-row["added"]) for row in advice["columns"])
-    assert advice["gain"] == pytest.approx(1 - math.exp(-nats))
+    nats = sum(-math.log1p(-row["added"]) for row in advice.columns)
+    assert advice.gain == pytest.approx(1 - math.exp(-nats))
 
 
 def test_samples_are_uniform_ordered_and_reproducible() -> None:
@@ -224,7 +224,7 @@ def test_empty_numbers_are_missing_values_of_a_column(tmp_path: Path) -> None:
     file.write_text("text,height\n" + "a,1\nb c,2\na,\n" * 20)
     with expected_finding("missing values"):
         result = advise(file, config_of("height:number"))
-    assert (result["columns"][0]["values"], result["columns"][0]["missing"]) == (2, pytest.approx(1 / 3))
+    assert (result.columns[0]["values"], result.columns[0]["missing"]) == (2, pytest.approx(1 / 3))
 
 
 def test_recommendations_follow_from_the_estimates() -> None:
@@ -247,7 +247,7 @@ def test_recommendations_follow_from_the_estimates() -> None:
 def test_a_column_of_rare_values_has_its_own_reason() -> None:
     few = [{**row, "text": f"{row['text']}", "hotel": f"h{place // 3}"} for place, row in enumerate(table(300))]
     few = [{**row, "hotel": "inn"} if place % 10 == 0 else row for place, row in enumerate(few)]
-    (row,) = advise(few, config_of("hotel", min_context_count=10))["columns"]
+    (row,) = advise(few, config_of("hotel", min_context_count=10)).columns
     assert (row["values"], row["rare_values"]) == (1, 100)
     assert row["advice"] == "leave out"
     assert re.fullmatch(
@@ -265,7 +265,7 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("300 texts of 400, sampled at random")
-    assert any(line.startswith("city: use (--context city): expected gain") for line in out)
+    assert any(line.startswith("city: use: expected gain") for line in out)
     assert any(line.startswith("stars: leave out: fewer than two values have enough texts") for line in out)
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

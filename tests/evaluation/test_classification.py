@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.errors import UserError
-from factorcell.evaluation import point_classification
-from factorcell.evaluation.bayes_rule import apply_bayes_rule, log_odds
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation import classification
+from factorcell.evaluation.bayes_rule import apply_bayes_rule, auc, log_odds
+from factorcell.evaluation.classification import classify, classify_points, point_distances
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.evaluation.point_classification import classify_points, point_distances
-from factorcell.evaluation.statistics import auc
 from factorcell.runs.run import Run
 from tests.small_runs import CONTEXT, ROWS, make_run, nats_of
 
@@ -206,8 +204,6 @@ def test_sampled_likelihoods_approximate_exact_ones(tmp_path: Path) -> None:
 
 def test_great_circle_distances_in_km() -> None:
     places = np.array([[48.86, 2.35], [0.0, 0.0]])
-    distances = point_classification.great_circle_distances(
-        places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]])
-    )
+    distances = classification.great_circle_distances(places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]]))
     assert distances[0, [0, 2]] == pytest.approx([344, 0], abs=2)  # Paris to London
-    assert distances[1, 1] == pytest.approx(np.pi * point_classification.EARTH_RADIUS)
+    assert distances[1, 1] == pytest.approx(np.pi * classification.EARTH_RADIUS)

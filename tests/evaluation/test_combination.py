@@ -1,7 +1,6 @@
 """The linear baseline of a run, and its combination with the model, against a grid search over weights."""
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,9 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.errors import UserError
-from factorcell.evaluation.baselines import classify_with_linear_baseline, read_train_and_test
+from factorcell.evaluation.baselines import classify_with_linear_baseline, load_baselines, read_train_and_test
 from factorcell.evaluation.bayes_rule import apply_temperature, value_nats
-from factorcell.evaluation.classification import classify
-from factorcell.evaluation.combination import (
-    fit_combination,
-    load_baselines,
-    weighted_posterior,
-)
+from factorcell.evaluation.classification import classify, fit_combination, weighted_posterior
 from factorcell.io import files
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run, relative_path, training_facts, training_table
@@ -125,6 +119,7 @@ def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path
     linear = classify_with_linear_baseline(*train_and_test)
     assert linear.names == result.names
     temperature = classify(run, test, "place", priors="uniform", calibrate=dev).temperature
+    assert temperature is not None
     log_probs = {
         "likelihood": uniform.at_temperature(temperature).log_posterior,
         "conditional prior": conditional.log_prior,
@@ -159,19 +154,11 @@ def test_an_impossible_combination_is_an_error(run: Run, tables: tuple[Path, Pat
     assert training_facts(run.folder)["path"] == "../train.jsonl"
 
 
-def test_a_combination_in_which_the_likelihood_has_little_weight_says_so(
-    run: Run, tables: tuple[Path, Path, Path]
-) -> None:
-    result = classify(run, tables[2], "place", combine=True, calibrate=tables[1])
-    remarks = []
-    for likelihood in (0.02, 0.2):
-        weights = {"likelihood": likelihood, "conditional prior": 0.1, "linear baseline": 0.9 - likelihood}
-        metrics = replace(result, combination_weights=weights).metrics()
-        assert metrics["classifier"] == "combined"
-        remarks.append(metrics["combination_remark"])
-    assert remarks == ["the language model has weight 0.02 of 1: the linear baseline alone does the work", None]
-    kinds = [classify(run, tables[2], "place", calibrate=table).classifier for table in (None, tables[1])]
-    assert kinds == ["model", "calibrated"]
+def test_results_have_the_kind_of_their_classifier(run: Run, tables: tuple[Path, Path, Path]) -> None:
+    calibrations: list[dict[str, Any]] = [{}, {"calibrate": tables[1]}, {"calibrate": tables[1], "combine": True}]
+    metrics = [classify(run, tables[2], "place", **options).metrics() for options in calibrations]
+    assert [row["classifier"] for row in metrics] == ["model", "calibrated", "combined"]
+    assert list(metrics[-1]["combination_weights"]) == ["likelihood", "conditional prior", "linear baseline"]
 
 
 def test_classify_prints_and_saves_the_combination(
@@ -182,6 +169,7 @@ def test_classify_prints_and_saves_the_combination(
     assert main([*command, "--combine", "--calibrate", dev, "--save"]) == 0
     output = capsys.readouterr().out
     assert "accuracy" in output.splitlines()[0]
+    assert "weights: likelihood " in output
     assert any(line.startswith("linear baseline") for line in output.splitlines())
     assert saved_results.read(run.folder)[-1]["classifier"] == "combined"
     assert main([*command[:3], "--points", test, "--combine"]) == 2

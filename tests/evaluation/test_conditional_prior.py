@@ -12,13 +12,13 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
-from factorcell.evaluation.classification import classify
-from factorcell.evaluation.conditional_prior import (
+from factorcell.evaluation.baselines import (
     fit_prior,
     load_priors,
-    measure_dependence,
     save_priors,
+    strong_dependence,
 )
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.io import files
 from factorcell.runs.run import Run, training_facts
@@ -46,18 +46,14 @@ def test_the_dependence_compares_the_prior_with_the_majority_class() -> None:
     rows = make_rows(2000, 4)
     corpus = read(rows, "kind", "group", "age:number")
     prior = fit_prior(corpus, "kind")
-    dependence = measure_dependence(prior, corpus)
-    assert dependence is not None
+    row = strong_dependence(prior, corpus)
+    assert row is not None
     labels = corpus.categories[:, 0] - 1
-    assert dependence.accuracy == pytest.approx((prior.log_probs(corpus).argmax(1) == labels).mean())
-    assert dependence.majority == pytest.approx(max(np.bincount(labels)) / len(labels))
-    assert (dependence.target, dependence.column) == ("kind", "group")
-    assert dependence.is_strong
-    assert dependence.advantage.point == pytest.approx(dependence.accuracy - dependence.majority)
+    assert row["accuracy"] == pytest.approx((prior.log_probs(corpus).argmax(1) == labels).mean())
+    assert row["majority"] == pytest.approx(max(np.bincount(labels)) / len(labels))
+    assert (row["target"], row["column"]) == ("kind", "group")
     shuffled = replace(corpus, categories=np.stack([np.roll(corpus.categories[:, 0], 1), corpus.categories[:, 1]], 1))
-    chance = measure_dependence(fit_prior(shuffled, "group"), shuffled)
-    assert chance is not None
-    assert not chance.is_strong
+    assert strong_dependence(fit_prior(shuffled, "group"), shuffled) is None
 
 
 @pytest.fixture

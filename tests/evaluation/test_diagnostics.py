@@ -284,10 +284,10 @@ def test_the_amount_of_training_is_compared_in_texts(run: Run, tmp_path: Path) -
     baseline = make_run(tmp_path / "baseline", ())
     write_training(run, 5000)
     write_training(baseline, 2500)
-    assert "the baseline read 250 training texts, this run 500" in (training_difference(run, baseline) or "")
+    assert "training texts: 500, the baseline 250" in (training_difference(run, baseline) or "")
     write_facts(baseline, texts=200)  # of another tokenizer
     assert training_difference(run, baseline) is None
-    assert "only this run predicts with n-gram" in (training_difference(with_ngrams(run, ["a"]), baseline) or "")
+    assert "n-gram counts: yes, the baseline no" in (training_difference(with_ngrams(run, ["a"]), baseline) or "")
 
 
 def test_tables_for_unadapted_runs_may_lack_context_columns(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Maps and agreement of columns outside the model, against closed forms, loops and planted groups."""
+"""Maps of columns outside the model, against closed forms and loops."""
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 
 from factorcell.errors import UserError
 from factorcell.evaluation.explaining import embeddings
-from factorcell.evaluation.explaining.embeddings import Embeddings, ValueColumn
-from tests.evaluation.test_embeddings import clouds, groups_of
+from tests.evaluation.test_embeddings import clouds
 
 Row = dict[str, Any]
 
@@ -22,8 +20,7 @@ def test_a_column_of_names_is_aggregated_to_the_most_frequent() -> None:
     rows = [{"place": value, "theme": name} for value, names in names_of.items() for name in names.split()]
     gaps: list[Row] = [{"place": "v1", "theme": ""}, {"place": None, "theme": "a"}, {"place": "v2", "theme": None}]
     column = embeddings.read_column(embedded, [*rows, *gaps], "theme")
-    assert column == ValueColumn("theme", ("b", "b", None, "a"))
-    assert column.known_indices.tolist() == [0, 1, 3]
+    assert column == {"v0": "b", "v1": "b", "v3": "a"}
 
 
 def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
@@ -32,15 +29,10 @@ def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
         {"place": f"v{place}", "stars": stars} for place, stars in ((0, "5"), (0, "1.5"), (2, "2"), (2, "2"))
     ]
     column = embeddings.read_column(embedded, rows, "stars")
-    assert column.numbers is not None
-    np.testing.assert_array_equal(column.numbers, [3.25, math.nan, 2.0])
-    assert column.known_indices.tolist() == [0, 2]
-    assert embeddings.read_column(embedded, rows, "stars:category").names == ("5", None, "2")
-    assert embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars").names == (
-        "5",
-        "four",
-        "2",
-    )
+    assert column == {"v0": 3.25, "v2": 2.0}
+    assert embeddings.read_column(embedded, rows, "stars:category") == {"v0": "5", "v2": "2"}
+    mixed = [*rows, {"place": "v1", "stars": "four"}]
+    assert embeddings.read_column(embedded, mixed, "stars") == {"v0": "5", "v1": "four", "v2": "2"}
     with pytest.raises(UserError, match="stars of 'v1' is 'four', not a number"):
         embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars:number")
 
@@ -92,81 +84,9 @@ def test_a_map_needs_three_values_and_two_dimensions() -> None:
 def test_map_points_are_the_values_known_to_the_column() -> None:
     embedded = clouds((3, 3))
     points, _ = embeddings.project_to_plane(embedded.vectors)
-    rows = embeddings.map_points(embedded, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
+    rows = embeddings.map_points(embedded, {"v0": "a", "v2": "b", "v3": "a", "v5": "a"})
     assert [row["value"] for row in rows] == ["v0", "v2", "v3", "v5"]
     assert [row["group"] for row in rows] == ["a", "b", "a", "a"]
     np.testing.assert_allclose([(row["x"], row["y"]) for row in rows], points[[0, 2, 3, 5]])
-    numbers = ValueColumn("stars", numbers=np.array([1.0, 2, math.nan, 4, 5, 6]))
-    assert [row["number"] for row in embeddings.map_points(embedded, numbers)] == [1, 2, 4, 5, 6]
-
-
-def test_an_ellipse_has_the_standard_deviations_of_its_group() -> None:
-    """For points on the axes of a rotated cross, half axes, angle and centre have a closed form."""
-    angle, far, near = math.radians(30), 4.0, 1.0
-    along, across = np.array([math.cos(angle), math.sin(angle)]), np.array([-math.sin(angle), math.cos(angle)])
-    cross = [*(side * far * along for side in (-1, 1)), *(side * near * across for side in (-1, 1))]
-    rows = [{"x": x + 10, "y": y - 5, "group": "a"} for x, y in cross]
-    (ellipse,) = embeddings.fit_ellipses(rows)
-    assert (ellipse["group"], ellipse["count"]) == ("a", 4)
-    assert (ellipse["x"], ellipse["y"]) == pytest.approx((10, -5))
-    assert ellipse["wide"] == pytest.approx(1.5 * math.sqrt(2 * far**2 / 3))
-    assert ellipse["high"] == pytest.approx(1.5 * math.sqrt(2 * near**2 / 3))
-    assert ellipse["angle"] == pytest.approx(30)
-
-
-def test_an_ellipse_contains_the_expected_share_of_gaussian_points() -> None:
-    """An ellipse of 1.5 standard deviations contains 1 - exp(-1.125) of a Gaussian in two dimensions."""
-    cloud = np.random.default_rng(0).normal(size=(20000, 2)) @ np.array([[2.0, 0.3], [0.0, 0.5]])
-    rows = [{"x": x, "y": y, "group": "a"} for x, y in cloud.tolist()]
-    (ellipse,) = embeddings.fit_ellipses(rows)
-    angle = math.radians(ellipse["angle"])
-    local = (cloud - (ellipse["x"], ellipse["y"])) @ np.array(
-        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-    )
-    inside = ((local / (ellipse["wide"], ellipse["high"])) ** 2).sum(1) < 1
-    assert inside.mean() == pytest.approx(1 - math.exp(-(1.5**2) / 2), abs=0.01)
-
-
-def test_the_largest_groups_have_ellipses() -> None:
-    rows = embeddings.map_points(clouds((4, 6, 2, 5)), groups_of((4, 6, 2, 5)))
-    assert [row["group"] for row in embeddings.fit_ellipses(rows)] == [
-        "g1",
-        "g3",
-        "g0",
-    ]  # a group of two points has no ellipse
-    assert [(row["group"], row["count"]) for row in embeddings.fit_ellipses(rows, 2)] == [("g1", 6), ("g3", 5)]
-    with pytest.raises(UserError, match="groups is 0"):
-        embeddings.fit_ellipses(rows, 0)
-
-
-def test_agreement_equals_a_loop_over_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    embedded, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
-    row = embeddings.neighbour_agreement(embedded, ValueColumn("theme", names))
-    indices = [place for place, name in enumerate(names) if name is not None]
-    part = replace(embedded, values=tuple(embedded.values[p] for p in indices), vectors=embedded.vectors[indices])
-    nearest = [part.neighbours([value], 1)[0]["near"] for value in part.values]
-    same = [
-        names[embedded.values.index(near)] == names[embedded.values.index(value)]
-        for value, near in zip(part.values, nearest, strict=True)
-    ]
-    pairs = list(itertools.permutations(indices, 2))
-    assert row["same"] == pytest.approx(sum(same) / len(same))
-    assert 0.2 < row["same"] < 0.95, "some but not all neighbours must agree, or the test would be weak"
-    assert row["chance"] == pytest.approx(sum(names[a] == names[b] for a, b in pairs) / len(pairs))
-    assert (row["values"], row["groups"], row["measure"]) == (26, 4, "cosine")
-    monkeypatch.setattr(embeddings, "MAX_PAIRS", 60)  # many blocks
-    assert embeddings.neighbour_agreement(embedded, ValueColumn("theme", names)) == row
-
-
-def test_agreement_of_numbers_is_the_correlation_with_the_neighbour() -> None:
-    """On an arc the nearest neighbour has nearly the same number; random numbers are uncorrelated."""
-    angles = np.linspace(0, 1.5, 40)
-    arc = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    embedded = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), arc)
-    row = embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.arange(40.0)))
-    assert row["correlation"] > 0.99
-    random = np.random.default_rng(0).normal(size=40)
-    assert abs(embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=random))["correlation"]) < 0.5
-    assert embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.ones(40)))["correlation"] == 0
-    with pytest.raises(UserError, match="expected entries for at least 3 values, got 2"):
-        embeddings.neighbour_agreement(clouds((3,)), ValueColumn("theme", ("a", "b", None)))
+    numbers = {"v0": 1.0, "v1": 2.0, "v5": 6.0}
+    assert [row["number"] for row in embeddings.map_points(embedded, numbers)] == [1, 2, 6]

@@ -12,7 +12,7 @@ import torch
 from factorcell.data.tokenizers.vocabulary import START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.evaluation.explaining import embeddings
-from factorcell.evaluation.explaining.embeddings import Embeddings, ValueColumn
+from factorcell.evaluation.explaining.embeddings import Embeddings
 from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, rank_shifted_tokens
 from factorcell.runs.run import Run
 from tests.small_runs import ROWS, as_any, make_run
@@ -29,8 +29,10 @@ def clouds(sizes: tuple[int, ...] = (12, 9, 7), apart: float = 5.0, width: int =
     return Embeddings("place", "place", names, np.arange(len(names)) + 10, vectors)
 
 
-def groups_of(sizes: tuple[int, ...] = (12, 9, 7)) -> ValueColumn:
-    return ValueColumn("theme", tuple(f"g{place}" for place, size in enumerate(sizes) for _ in range(size)))
+def groups_of(sizes: tuple[int, ...] = (12, 9, 7)) -> dict[str, str]:
+    """Return the cloud of each value of `clouds`."""
+    groups = [f"g{place}" for place, size in enumerate(sizes) for _ in range(size)]
+    return {f"v{place}": group for place, group in enumerate(groups)}
 
 
 def test_embeddings_are_the_table_without_the_unknown_value(tmp_path: Path) -> None:
@@ -93,26 +95,22 @@ def test_an_unknown_user_suggests_no_user() -> None:
         embedded.row("an")
 
 
-@pytest.mark.parametrize("measure", ["cosine", "distance"])
-def test_neighbours_equal_a_loop_over_all_pairs(measure: str) -> None:
+def test_neighbours_equal_a_loop_over_all_pairs() -> None:
     embedded = clouds()
 
     def nearness(first: int, other: int) -> float:
         a: list[float] = embedded.vectors[first].tolist()
         b: list[float] = embedded.vectors[other].tolist()
-        if measure == "distance":
-            return -math.dist(a, b)
         return float(np.dot(a, b)) / math.hypot(*a) / math.hypot(*b)
 
     for index in (0, 13, 27):
         others = sorted((o for o in range(28) if o != index), key=lambda o: -nearness(index, o))[:5]
-        neighbours = embedded.neighbours([f"v{index}"], 5, measure)
+        neighbours = embedded.neighbours([f"v{index}"], 5)
         assert [row["near"] for row in neighbours] == [f"v{other}" for other in others]
         assert [row["count"] for row in neighbours] == [other + 10 for other in others]
         for row, other in zip(neighbours, others, strict=True):
             assert row["value"] == f"v{index}"
-            assert abs(row[measure]) == pytest.approx(abs(nearness(index, other)))
-            assert row[measure] > 0
+            assert row["cosine"] == pytest.approx(nearness(index, other))
 
 
 def logs_at_zero(run: Run, row: Row) -> np.ndarray[Any, Any]:

@@ -130,7 +130,7 @@ def test_saved_classifiers_are_read_back(tmp_path: Path) -> None:
         }
         for i in range(60)
     ]
-    corpus = read(rows, "kind", "year:number", "hour:hour", "tags:text", "v:vector", min_context_count=1)
+    corpus = read(rows, "kind", "year:number", "hour:hour", "tags:text", "v:vector")
     classifier = LinearClassifier.fit(corpus, "kind")
     save(tmp_path / "file", {"kind": classifier})
     loaded = load(tmp_path / "file", corpus.schema)["kind"]

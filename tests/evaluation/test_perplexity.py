@@ -17,8 +17,8 @@ from factorcell.evaluation.perplexity import (
     QUANTILE_RANGES,
     column_groups,
     evaluate,
-    gains,
     value_groups,
+    value_rows,
 )
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.nn.scoring import Tally
@@ -140,10 +140,10 @@ def test_a_range_includes_its_ends() -> None:
 def test_ranges_are_ordered_by_value_and_other_groups_by_count() -> None:
     sums = TextSums("a", np.full(len(YEARS), 20.0), np.full(len(YEARS), 10.0))
     ranges = value_groups([*YEARS[:-1], None])
-    values = [row["value"] for row in gains(sums, sums, ranges, "gain_over_baseline")]
+    values = [row["value"] for row in value_rows(sums, sums, ranges, "gain_over_baseline")]
     assert values == [*sorted(set(ranges) - {MISSING_GROUP}, key=bounds), MISSING_GROUP]
     cities = ["Oslo"] * 20 + ["Nice"] * 50 + ["Rome"] * 30
-    assert [row["value"] for row in gains(sums, sums, cities, "gain_over_baseline")] == ["Nice", "Rome", "Oslo"]
+    assert [row["value"] for row in value_rows(sums, sums, cities, "gain_over_baseline")] == ["Nice", "Rome", "Oslo"]
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)

@@ -7,12 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import (
-    Ratios,
-    add_training_variance,
-    gain_from_nats,
-)
-from factorcell.evaluation.text_figures import TextSums
+from factorcell.evaluation.text_figures import Ratios, TextSums, add_training_variance, gain_from_nats
 
 Floats = NDArray[np.float64]
 

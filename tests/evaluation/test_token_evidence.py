@@ -148,7 +148,6 @@ def test_explanations_say_which_tokens_have_no_evidence(run: Run, tmp_path: Path
 def test_explanations_count_tokens_in_the_training_texts_of_each_context(run: Run) -> None:
     contexts = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
     rows = explain(run, ["snow sun sea"], contexts, train=ROWS)
-    assert rows[0]["token_counts"] == {"Oslo": 7, "Nice": 9}  # with the ends of two texts each
     assert [token["counts"] for token in rows[0]["tokens"]] == [
         {"Oslo": 3, "Nice": 0},
         {"Oslo": 0, "Nice": 5},

@@ -60,6 +60,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of data sets, which replace those of the study."""
     monkeypatch.setattr(backbones, "SETS", SETS)
     monkeypatch.setattr(backbone_tables, "MIN_JUDGED_TEXTS", 6)
+    monkeypatch.setattr("factorcell.config.MIN_PROMPT_TOKENS", 24)  # the base reads few tokens
     for name, data_set in SETS.items():
         columns = ["text", *data_set.columns, *(["time"] if data_set.user else [])]
         for part, rows in (("train", text_rows(120)), ("test", text_rows(30)), ("dev", text_rows(24, 50))):

@@ -9,8 +9,7 @@ import pytest
 from benchmarks import growth
 from benchmarks.processes import Figures
 from factorcell.io import files
-from factorcell.service.stores.opening import open_store
-from factorcell.service.stores.store import all_users
+from factorcell.service.stores.store import all_users, open_store
 from tests import ROOT
 
 NAMES = {

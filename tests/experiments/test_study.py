@@ -22,6 +22,9 @@ from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import trainer as training
+from tests.checkpoints import checkpoints_every
+
+frequent_checkpoints = checkpoints_every(1)
 
 RECIPE = """
 [data]
@@ -41,8 +44,6 @@ learning_rate = 1e-2
 """
 FAKE_SCRIPT = """
 import json, sys, time
-
-frequent_checkpoints = checkpoints_every(1)
 row = sys.argv[-3]
 if row == "bad":
     sys.exit("error: nothing works")

@@ -28,7 +28,7 @@ def maps_of(module: nn.Module) -> AdaptedModules:
 
 
 def read(module: nn.Module, x: Tensor, contexts: Tensor) -> Tensor:
-    with applied(Adaptation(maps_of(module), contexts, len(contexts))):
+    with applied(Adaptation(maps_of(module), contexts)):
         return module(x)  # type: ignore[no-any-return]
 
 
@@ -66,7 +66,7 @@ def test_texts_and_tokens_in_one_dimension_cost_no_more_than_in_two() -> None:
 
 def test_output_bias_is_that_of_the_context_of_each_row() -> None:
     bias, logits, maps = torch.randn(B, G), torch.randn(2 * B, T, G), maps_of(adapted_map())
-    with applied(Adaptation(maps, (), B, bias)):
+    with applied(Adaptation(maps, (), bias)):
         changed = add_output_bias(maps, nn.Identity(), None, logits)
     torch.testing.assert_close(changed, logits + bias.repeat_interleave(2, 0)[:, None])
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from factorcell.adapters.adapters import ADAPTERS
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import CELLS, Cell
-from factorcell.nn.backbones.recurrent_loop import CellState
+from factorcell.nn.backbones.cells import CELLS, CellState
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.options.option_fields import ADAPTERS as ADAPTER_NAMES
 from factorcell.options.option_fields import CELLS as CELL_NAMES
 from factorcell.options.option_fields import RecurrentOptions
@@ -154,7 +154,7 @@ def test_variational_dropout_multiplies_the_fed_back_state_by_one_mask_per_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     feed = torch.tensor(np.random.default_rng(0).integers(0, 2, (B, H)) * 2.0)
-    monkeypatch.setattr("factorcell.nn.backbones.cells.dropout_mask", lambda shape, rate, like: feed.reshape(shape))
+    monkeypatch.setattr("factorcell.nn.backbones.recurrent.dropout_mask", lambda shape, rate, like: feed.reshape(shape))
     for kind, adapt in itertools.product(CELL_NAMES, COMBINATIONS):
         cell, (x, c) = make_cell(adapt, 0.5, kind, variational=True), inputs()
         expected = hidden_states(cell, x, c, adapt, kind, feed.numpy())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from factorcell.adapters.dropout import dropout_mask
+from factorcell.nn.backbones.backbone import dropout_mask
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

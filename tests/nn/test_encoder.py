@@ -27,6 +27,12 @@ YEAR = Variable("year", "number", mean=2000.0, deviation=5.0)
 SCHEMA = ContextSchema((CITY, LAT, STARS, YEAR))
 
 
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the network over numbers small."""
+    monkeypatch.setattr("factorcell.adapters.encoder.NUMBER_SIZE", 4)
+
+
 def make_encoder(schema: ContextSchema = SCHEMA) -> ContextEncoder:
     result = ContextEncoder(CONFIG, schema)
     with torch.no_grad():
@@ -156,7 +162,8 @@ def test_periodic_numbers_are_continuous_over_the_period() -> None:
     assert float((a - near).norm()) < 0.01 < float((a - noon).norm())
 
 
-def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> None:
+def test_waves_are_standardized_and_start_with_the_weight_of_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("factorcell.adapters.encoder.NUMBER_SIZE", 4000)
     reader = NumberReader(Variable("lon", "longitude", period=360.0), "rows")
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), range(1, 501))
     variable = reader.build_variable(DataConfig())

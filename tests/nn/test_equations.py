@@ -52,6 +52,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {  # by the name of a `contex
 BIASES = [(), *((name,) for name in OUTPUT_BIASES), ("low_rank", "hash"), ("low_rank_each", "sparse"), OUTPUT_BIASES]
 
 
+@pytest.fixture(autouse=True)
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the network over numbers small."""
+    monkeypatch.setattr("factorcell.adapters.encoder.NUMBER_SIZE", 3)
+
+
 def make(
     schema: ContextSchema, adapt: tuple[str, ...], bias: tuple[str, ...], layers: int = 1, **more: Any
 ) -> LanguageModel:

@@ -14,10 +14,9 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.evaluation.point_classification import classify_points
 from factorcell.runs.model_card import render as card_of
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run

@@ -384,7 +384,7 @@ def test_new_models_have_the_requested_sizes(architecture: str) -> None:
     assert isinstance(backbone, HuggingFaceBackbone)
     assert backbone.size == 32
     assert backbone.base.config.num_hidden_layers == 3
-    assert backbone.base.config.num_attention_heads == 2
+    assert backbone.base.config.num_attention_heads == 1
     assert model.embedding.shape == (12, 32)
 
 

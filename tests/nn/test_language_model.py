@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.adapters.dropout import dropout_mask
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.columns.context import Context
 from factorcell.data.tokenizers.vocabulary import START
 from factorcell.nn import language_model
+from factorcell.nn.backbones.backbone import dropout_mask
 from factorcell.nn.language_model import LanguageModel
 from factorcell.options.option_fields import ADAPTERS
 from factorcell.runs.run import Run
@@ -89,7 +89,7 @@ def test_masks_are_drawn_per_step_or_per_text(
         shapes.append(shape)
         return dropout_mask(shape, rate, like)
 
-    for module in ("nn.backbones.cells", "adapters.dropout"):
+    for module in ("nn.backbones.recurrent", "nn.backbones.backbone"):
         monkeypatch.setattr(f"factorcell.{module}.dropout_mask", record_shape)
     batch = run.prepare(ROWS).batch(np.arange(5))
     steps = batch.tokens.shape[1] - 1

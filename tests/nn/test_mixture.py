@@ -323,7 +323,7 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
         results.save_result(predictor, results.evaluation_row(predictor, rows, evaluation), evaluation.figures)
     neural, mixed = (row["perplexity"] for row in saved_results.read(run.folder) if row["kind"] == "evaluate")
     both, alone = Run.open(run.folder), Run.open(run.folder, mixture=False)
-    assert "predicts with n-gram counts" in (training_difference(both, alone) or "")
+    assert "n-gram counts: yes, the baseline no" in (training_difference(both, alone) or "")
     assert training_difference(both, both) is training_difference(alone, alone) is None
     page = Page(report_page([run.folder]))
     assert [row for row in page.rows if f"{mixed:.2f}" in row]

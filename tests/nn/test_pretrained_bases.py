@@ -18,9 +18,8 @@ from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.io import pretrained
 from factorcell.nn import sizes
-from factorcell.nn.backbones import base_models
-from factorcell.nn.backbones.base_models import max_positions
-from factorcell.nn.backbones.huggingface import UNUSED_BIAS, HuggingFaceBackbone
+from factorcell.nn.backbones import huggingface
+from factorcell.nn.backbones.huggingface import UNUSED_BIAS, HuggingFaceBackbone, max_positions
 from factorcell.nn.sizes import check_memory
 from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs.run import Run
@@ -255,13 +254,13 @@ def test_maps_of_inputs_with_more_dimensions_have_the_change_of_their_context() 
 def test_a_training_loads_its_base_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
     loaded: list[Any] = []
-    load = base_models._load
+    load = huggingface._load
 
     def counted_load(*arguments: Any) -> Any:
         loaded.append(arguments)
         return load(*arguments)
 
-    monkeypatch.setattr(base_models, "_load", counted_load)
+    monkeypatch.setattr(huggingface, "_load", counted_load)
     sizes.meta_model.cache_clear()
     options: dict[str, Any] = {
         "data": {"context": ["city"], "min_context_count": 1, "max_tokens": 20},

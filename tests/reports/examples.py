@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from factorcell.evaluation.comparison import ComparedModel, compare_models
-from factorcell.evaluation.explaining.embeddings import fit_ellipses
 from factorcell.evaluation.text_figures import TextSums
 
 Row = dict[str, Any]
@@ -134,31 +133,24 @@ def two_runs() -> list[Row]:
 
 
 def contexts_results() -> Row:
-    """Return made-up results of `factorcell contexts`: neighbours, words and maps of three kinds."""
+    """Return made-up results of `factorcell contexts`: neighbours, words and maps of two kinds."""
     random = np.random.default_rng(0)
     points: list[Row] = [
-        {"value": f"Town {n}", "count": 90 - n, "x": float(x), "y": float(y), "group": f"region {n % 4}", "number": n}
+        {"value": f"Town {n}", "count": 90 - n, "x": float(x), "y": float(y), "group": f"region {n % 4}"}
         for n, (x, y) in enumerate(random.normal(size=(60, 2)) + 3 * random.normal(size=(4, 2))[np.arange(60) % 4])
     ]
-    agreement = {"values": 60, "measure": "cosine"}
-    rest = {"shares": [0.5, 0.25], "points": points}
-    groups = {"column": "region", "groups": 4, "same": 0.81, "chance": 0.24, **agreement}
-    one_group = {"column": "country", "groups": 1, "same": 1.0, "chance": 1.0, **agreement}
-    numbers = {"column": "height", "correlation": 0.4, **agreement}
-    country = [{**point, "group": "Norway"} for point in points]
+    heights = [{**point, "number": number} for number, point in enumerate(points)]
     token_rows = [{"token": f"word{n}", "nats": 2.0 - n / 4} for n in range(17)]
     return {
         "variable": "city",
-        "other_variables": ["rating", "season"],
         "values": 60,
         "neighbours": [
             {"value": "Town 1", "near": f"Town {n}", "count": 9, "cosine": 1 - n / 99} for n in range(2, 12)
         ],
         "words": [{"context": "rating=5", "against": "the expected context", "rows": token_rows}],
         "maps": [
-            {"column": "region", "ellipses": fit_ellipses(points), "agreement": groups, **rest},
-            {"column": "country", "ellipses": fit_ellipses(country), "agreement": one_group, **rest, "points": country},
-            {"column": "height", "ellipses": None, "agreement": numbers, **rest},
+            {"column": "region", "points": points, "share": 0.75},
+            {"column": "height", "points": heights, "share": 0.75},
         ],
         "cautions": [
             "runs/hotels: its training stopped after 40 of 90 steps; interpret its use of contexts with caution"

@@ -11,7 +11,7 @@ from factorcell.evaluation import results
 from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
-from factorcell.reports.runs import figures_on, most_frequent_ids, read_model, report_page, run_report
+from factorcell.reports.runs import figures_on, most_frequent_ids, read_models, report_page, run_report
 from factorcell.runs.run import Run
 from tests.pages import Page, requests
 from tests.reports.examples import GAIN, HOSTILE, evaluation, gain, two_runs
@@ -56,7 +56,7 @@ def test_the_page_is_valid_escaped_and_loads_nothing() -> None:
 def test_the_page_of_a_run_shows_pictures_first() -> None:
     content = run_report(two_runs()[1:])
     page = Page(content)
-    assert page.figures == {"perplexity per word": "72.00", "accuracy of rating": "0.8500"}
+    assert list(page.figures.items())[:2] == [("perplexity per word", "72.00"), ("accuracy", "0.8500")]
     assert page.charts == [
         "Gain of each column alone, %, development texts",
         "Gain over an unknown context (same model) by city, %, test.csv",
@@ -66,7 +66,8 @@ def test_the_page_of_a_run_shows_pictures_first() -> None:
         "Predicted rating, test.csv (model)",
     ]
     assert content.rindex("<svg") < content.index("<table")
-    assert ["test.csv", "accuracy of rating (model)", "0.8500, majority class 0.5000"] in page.rows
+    accuracy = ["test.csv", "accuracy of rating (model)", "0.8500, majority class 0.5000"]
+    assert accuracy in [row[1:] for row in page.rows]
     assert ["1", "10", "0.888", "0.800", "0.840", "0.900"] in page.rows
     assert [f"{HOSTILE} 0", "50", "70.00", "+10.0% [+7.0, +13.0]"] in page.rows
 
@@ -78,8 +79,8 @@ def test_the_gains_of_the_compared_result_are_key_figures() -> None:
     assert page.figures == {
         "perplexity per word": "72.00",
         "gain over an unknown context (same model)": "+21.0% [+20.0, +22.0]",
-        "accuracy of rating": "0.8500",
         "bits per byte": "1.250",
+        "accuracy": "0.8500",
     }
 
 
@@ -91,10 +92,6 @@ def test_gains_by_column_need_known_users() -> None:
 
 def test_the_report_compares_runs() -> None:
     page = Page(run_report(two_runs()))
-    assert page.figures == {
-        "perplexity of hotels FactorCell": "72.00*",
-        "gain over hotels unadapted": "+10.1% [+10.1, +10.1]",
-    }
     assert page.charts[0] == "Gain over hotels unadapted, %"
     assert [chart for chart in page.charts if chart.startswith("hotels FactorCell: ")] == [
         "hotels FactorCell: gain of each column alone, %, development texts",
@@ -102,8 +99,8 @@ def test_the_report_compares_runs() -> None:
         "hotels FactorCell: predicted rating, test.csv (model)",
     ]
     rows = {row[0]: row[1:] for row in page.rows[1:3]}
-    assert rows["hotels unadapted"][:3] == ["80.12", "70.00", "–"]
-    assert rows["hotels FactorCell"][:3] == ["72.00*", "63.00", "+10.1% [+10.1, +10.1]"]
+    assert rows["hotels unadapted"][:4] == ["80.12", "–", "–", "70.00"]
+    assert rows["hotels FactorCell"][:4] == ["72.00*", "+10.1% [+10.1, +10.1]", "0.8500", "63.00"]
     best = [attributes for attributes in page.attributes_of("td") if "best" in str(attributes.get("class"))]
     assert len(best) == 1, "63.00 is lower than 70.00, but on texts that cannot be compared"
     options = [row[0] for row in page.rows if row[0].startswith("model.")]
@@ -115,9 +112,9 @@ def test_the_report_shows_runs_without_results() -> None:
     run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "results": []}
     page = Page(run_report([run]))
     assert "runs/a" in page.text
-    assert (page.charts, page.rows) == ([], [])
+    assert (page.charts, page.rows) == ([], [["model", "folder"], ["a", "runs/a"]])
     full = Page(run_report([{**run, "schema": [("rating", "5 values")], "config": {"data": {"text": "t"}}}]))
-    assert full.texts["h2"] == ["Context", "Options"]
+    assert full.texts["h2"] == ["Results", "Context", "Options"]
     first, second = ({**run, "title": name, "folder": name, "schema": [("rating", "5 values")]} for name in ("b", "c"))
     for pair in ([first, second], [first, {**second, "schema": [("city", "prompt")]}]):
         assert Page(run_report(pair)).rows.count(["rating", "5 values"]) == 1, "a shared context is listed once"
@@ -127,11 +124,6 @@ def test_learning_curves_need_two_evaluations() -> None:
     plain, adapted = ({**run, "log": run["log"][:1]} for run in two_runs())
     assert not [chart for chart in Page(run_report([plain, adapted])).charts if "by minutes" in chart]
     assert [chart for chart in Page(run_report([plain, two_runs()[1]])).charts if "by minutes" in chart]
-
-
-def test_models_without_figures_of_texts_have_no_key_figures() -> None:
-    plain, adapted = two_runs()
-    assert not Page(run_report([plain, {**adapted, "results": [evaluation(72.0, figures={})]}])).figures
 
 
 def test_only_figures_of_one_table_are_compared() -> None:
@@ -151,7 +143,6 @@ def test_perplexities_of_different_tokens_are_not_compared() -> None:
     grapheme = evaluation(2.0, unit="grapheme", figures={})
     char = evaluation(3.0, unit="character", bits_per_byte=2.0, figures={})
     page = Page(run_report([{**plain, "results": [grapheme]}, {**adapted, "results": [char]}]))
-    assert not page.figures
     assert [remark for remark in page.texts["li"] if "different tokens" in remark]
 
 
@@ -180,7 +171,7 @@ def test_a_combination_is_listed_but_not_the_accuracy_of_the_model() -> None:
 def test_runs_with_equal_names_are_titled_by_their_folders() -> None:
     plain, adapted = two_runs()
     page = Page(run_report([{**plain, "title": "same"}, {**adapted, "title": "same"}]))
-    assert "gain over runs/a" in page.figures
+    assert "Gain over runs/a, %" in page.charts
 
 
 def test_every_gain_has_its_table_and_its_baseline() -> None:
@@ -201,11 +192,12 @@ def test_every_gain_has_its_table_and_its_baseline() -> None:
         "Gain over an unknown context (same model) by rating, %, ht.csv",
         "Gain over ngram by rating, %, ht.parquet",
     ]
-    assert ["ht.csv", "gain over an unknown context (same model)", "+21.0%", "–"] in page.rows
-    assert ["ht.parquet", "gain over plain", "+20.0%", "less"] in page.rows
-    assert ["ht.parquet", "gain over ngram", "+4.0% [+3.0, +5.0]", "–"] in page.rows
+    results_of_tables = [row[1:] for row in page.rows]
+    assert ["ht.csv", "gain over an unknown context (same model)", "+21.0%", "–"] in results_of_tables
+    assert ["ht.parquet", "gain over plain", "+20.0%", "less"] in results_of_tables
+    assert ["ht.parquet", "gain over ngram", "+4.0% [+3.0, +5.0]", "–"] in results_of_tables
     both = Page(run_report([{**plain, "results": [evaluation(80.123, table="ht.parquet")]}, run]))
-    assert both.figures["gain over hotels unadapted"] == "+10.1% [+10.1, +10.1]"
+    assert "+10.1% [+10.1, +10.1]" in both.rows[2]
 
 
 def test_trainings_of_a_model_share_a_row() -> None:
@@ -219,11 +211,10 @@ def test_trainings_of_a_model_share_a_row() -> None:
     page = Page(run_report([*others, {**adapted, "trained": ["a", 100, "train.csv", None]}]))
     mean = f"{(70.0 * 76.0 * 83.0) ** (1 / 3):.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}"
     assert page.rows[1][:2] == ["hotels unadapted", mean]
-    assert ["hotels unadapted", "runs/a-seed-0, runs/a-seed-1, runs/a-seed-2"] in page.rows
-    assert "not significant" in page.figures["gain over hotels unadapted"]
+    assert page.rows[1][-1] == "runs/a-seed-0, runs/a-seed-1, runs/a-seed-2"
+    assert "not significant" in page.rows[2][2]
     assert not [cell for cell in page.attributes_of("td") if "best" in str(cell.get("class"))]
-    alone = Page(run_report(others))
-    assert alone.figures == {"perplexity of hotels unadapted": mean}
+    assert Page(run_report(others)).rows[1][1] == mean
 
 
 def test_trainings_with_the_same_seed_have_a_row_each() -> None:
@@ -247,16 +238,16 @@ def test_the_options_of_an_adaptation_that_a_run_does_not_have_are_not_shown(tmp
 
 def test_the_typical_words_of_a_run_are_those_of_its_softmax_bias(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run")
-    words = read_model(run.folder, has_words=True)["words"]
+    words = read_models(run.folder, has_words=True)[0]["words"]
     assert [entry["context"] for entry in words] == ["city=Oslo", "city=Nice"], "the most frequent value is the first"
     for entry, city in zip(words, ("Oslo", "Nice"), strict=True):
         assert entry["rows"] == rank_shifted_tokens(run, {"city": city}, None, None, count=6)
     page = Page(report_page([run.folder]))
     assert [chart for chart in page.charts if chart.startswith("city=")] == ["city=Oslo, nats", "city=Nice, nats"]
     plain, letters = save_run(tmp_path / "plain", output_bias=[]), save_run(tmp_path / "letters", tokenizer="char")
-    assert [read_model(other.folder, has_words=True)["words"] for other in (plain, letters)] == [[], []]
+    assert [read_models(other.folder, has_words=True)[0]["words"] for other in (plain, letters)] == [[], []]
     save_run(tmp_path / "users", user="city", context=("stars",))
-    assert {entry["context"] for entry in read_model(tmp_path / "users", has_words=True)["words"]} == {
+    assert {entry["context"] for entry in read_models(tmp_path / "users", has_words=True)[0]["words"]} == {
         "stars=5",
         "stars=1",
     }
@@ -266,11 +257,11 @@ def test_models_are_compared_on_the_table_of_most_models(tmp_path: Path, tables:
     adapted, plain = save_run(tmp_path / "adapted"), save_run(tmp_path / "plain", adapt=[], output_bias=[])
     figures = {name: evaluate_and_save(adapted, path) for name, path in tables.items()}
     evaluate_and_save(plain, tables["test"])
-    models = [[read_model(run.folder)] for run in (plain, adapted)]
-    evaluation, accuracy = most_frequent_ids(models)
-    assert (evaluation, accuracy) == (("test.jsonl", None, len(ROWS)), None)
+    models = [read_models(run.folder) for run in (plain, adapted)]
+    ids = most_frequent_ids(models)
+    assert ids == {"perplexity": ("test.jsonl", None, len(ROWS)), "accuracy": None}
     for name, row in figures.items():
-        metrics, texts = figures_on(models[1][0], (f"{name}.jsonl", None, len(ROWS)), None)
+        metrics, texts = figures_on(models[1][0], {**ids, "perplexity": (f"{name}.jsonl", None, len(ROWS))})
         assert metrics["perplexity"] == row["perplexity"] == pytest.approx(np.exp(texts["perplexity"].ratio), rel=1e-9)
     page = Page(report_page([plain.folder, adapted.folder]))
     assert f"{figures['test']['perplexity']:.2f}" in page.rows[2]
@@ -283,7 +274,6 @@ def test_the_accuracy_of_a_run_is_not_that_of_a_combination() -> None:
 
     run: dict[str, Any] = {"folder": "a", "title": "a", "config": {}}
     run["results"] = [classified("model", 0.6), classified("combined", 0.9)]
-    _, accuracy = most_frequent_ids([[run]])
-    metrics, _ = figures_on(run, None, accuracy)
+    metrics, _ = figures_on(run, most_frequent_ids([[run]]))
     assert (metrics["accuracy"], metrics["linear_accuracy"]) == (0.6, 0.8)
-    assert most_frequent_ids([[{**run, "results": run["results"][1:]}]]) == (None, None)
+    assert most_frequent_ids([[{**run, "results": run["results"][1:]}]]) == {"perplexity": None, "accuracy": None}

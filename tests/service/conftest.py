@@ -8,7 +8,7 @@ import pytest
 
 from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 
 

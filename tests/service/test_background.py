@@ -1,23 +1,20 @@
 """The cache and the background thread that learns users."""
 
 import threading
+from typing import Any, cast
 
-from factorcell.service.lru_cache import LRUCache
+from factorcell.service.engine import TypedTextCache
+from factorcell.service.learning import Relearner
 from factorcell.service.record import StoreError
-from factorcell.service.relearning import Relearner
 
 
 def test_cache_drops_the_least_recently_used_value() -> None:
-    cache: LRUCache[str, int] = LRUCache(2)
-    for number, key in enumerate("abab"):
-        cache.put(key, number)
-    assert cache.get("a") == 2
-    cache.put("c", 4)
-    assert [cache.get(key) for key in "abc"] == [2, None, 4]
-    cache.drop(lambda key: key == "a")
-    assert [cache.get(key) for key in "abc"] == [None, None, 4]
-    cache.drop()
-    assert cache.get("c") is None
+    cache, values = TypedTextCache(2), [cast(Any, object()) for _ in range(4)]
+    for key, value in zip("abac", values, strict=True):  # the service puts a value back after each use
+        cache.put(key, value)
+    assert [cache.get(key) for key in "abc"] == [values[2], None, values[3]]
+    cache.clear()
+    assert [cache.get(key) for key in "abc"] == [None] * 3
 
 
 def test_queued_users_are_learned_once_and_an_error_does_not_stop_the_queue() -> None:

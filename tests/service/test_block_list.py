@@ -6,10 +6,11 @@ import pytest
 
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
-from factorcell.service.block_list import BlockList
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.messages import CompletionRequest
+from factorcell.service.privacy import BlockList
+from factorcell.service.stores.store import open_store
 
 LIST = BlockList(["Bad word", "  evil ", "", "straße", "c++", "*"])
 

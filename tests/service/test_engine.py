@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,18 +14,28 @@ from factorcell.completion.online import User
 from factorcell.completion.popularity import History
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
+from factorcell.service.messages import CompletionRequest, Completions
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import Record, StoreError
-from factorcell.service.stores import circuit_breaker
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores import store as stores
+from factorcell.service.stores.store import CircuitBreakerStore, Store, open_store
 from tests.service.oracle import learned_by_library, learned_by_service
 from tests.small_runs import make_letters
 
 OpenService = Callable[..., Service]
 
 UNSEEN = {"city": "nowhere"}
+
+
+def scores_of(completions: Completions) -> list[tuple[str, str, float, int]]:
+    return [(result.text, result.source, result.score, result.typos) for result in completions.results]
+
+
+def expected_scores(search_result: Any) -> list[tuple[str, str, float, int]]:
+    suggestions = search_result.suggestions
+    return [(item.text, item.source, item.log_probability, item.typos) for item in suggestions]
 
 
 def test_completions_equal_those_of_the_library(service: Service, model: ServedModel) -> None:
@@ -40,9 +50,9 @@ def test_completions_equal_those_of_the_library(service: Service, model: ServedM
         ):
             for query in ("", "a", "ab", "aba", "ab", "b"):
                 typed = completer.type_text(completer.begin(user, context, unknown), query)
-                request = CompletionRequest(query, "ann", context=context, limit=7, unknown=unknown)
+                request = CompletionRequest(query, "ann", context=context, limit=7, unknown=cast(Any, unknown))
                 completions = service.complete(request)
-                assert completions.results == completer.suggest(typed, 7).suggestions
+                assert scores_of(completions) == expected_scores(completer.suggest(typed, 7))
                 assert completions.degraded is None
                 assert (completions.user_version is None) == (turn == 0)
         if turn < 3:
@@ -82,10 +92,10 @@ def test_invalid_requests_are_refused(service: Service, request_: dict[str, Any]
 
 def test_reached_deadline_is_reported(service: Service) -> None:
     service.accept("ann", "abbab")
-    completions = service.complete(CompletionRequest("ab", "ann", deadline=0.0))
+    completions = service.complete(CompletionRequest("ab", "ann"), deadline=0.0)
     assert completions.degraded == "time"
     assert {result.text for result in completions.results} >= {"abbab", "abba"}
-    assert service.complete(CompletionRequest("ab", "ann", deadline=time.monotonic() + 60)).degraded is None
+    assert service.complete(CompletionRequest("ab", "ann", deadline_ms=60_000)).degraded is None
 
 
 def test_texts_are_learned_in_order_with_their_contexts(service: Service, model: ServedModel) -> None:
@@ -201,7 +211,7 @@ def test_secret_texts_are_withheld(open_service: OpenService) -> None:
 def test_private_completion_equals_that_of_an_unknown_user(service: Service) -> None:
     for _ in range(3):
         service.accept("ann", "abbab")
-    completions = service.complete(CompletionRequest("ab", "ann", private=True))
+    completions = service.complete(CompletionRequest("ab", "ann", learn=False))
     assert completions == service.complete(CompletionRequest("ab"))
     assert completions != service.complete(CompletionRequest("ab", "ann"))
 
@@ -244,7 +254,8 @@ def test_new_model_learns_all_users_again(open_service: OpenService, models: tup
     assert new.identity != old.identity
     unknown = replace(new.learner.new(), history=History(tuple(texts)))
     typed = new.completer.type_text(new.completer.begin(unknown), "a")
-    assert service.complete(CompletionRequest("a", "ann")).results == new.completer.suggest(typed).suggestions
+    completions = service.complete(CompletionRequest("a", "ann"))
+    assert scores_of(completions) == expected_scores(new.completer.suggest(typed))
     profile = service.show("ann")
     assert profile is not None
     assert not profile.learned
@@ -285,18 +296,18 @@ class Failing:
         self.store, self.failing, self.calls = store, False, 0
 
     def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
             if self.failing:
                 raise StoreError("out of order")
-            return getattr(self.store, name)(*arguments)
+            return getattr(self.store, name)(*arguments, **options)
 
         return call
 
 
 def failing(service: Service) -> Failing:
-    store = Failing(service.store.store)
-    service.store.store = store
+    store = Failing(service.store._store)
+    service.store = CircuitBreakerStore(cast(Store, store))
     return store
 
 
@@ -306,8 +317,8 @@ def test_suggestions_are_not_personalized_while_the_store_fails(
     service = open_service()
     service.accept("ann", "abbab")
     personal, anonymous = (service.complete(CompletionRequest("ab", user)) for user in ("ann", None))
-    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL", 0.05)
-    monkeypatch.setattr(circuit_breaker, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(stores, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(stores, "CHECK_INTERVAL", 0.0)
     store = failing(service)
     store.failing = True
     completions = service.complete(CompletionRequest("ab", "ann"))
@@ -335,8 +346,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_record_of_another_user_is_never_served(service: Service) -> None:
     service.accept("bob", "abbab")
     read = service.store.read
-    service.store.read = lambda user: Record.from_bytes(read("bob").to_bytes(), user)  # type: ignore[method-assign, union-attr]
-    service.store.version = lambda user: 7  # type: ignore[method-assign]
+    service.store.read = lambda user: Record.from_bytes(read("bob").to_bytes(), user)  # type: ignore[union-attr]
+    service.store.version = lambda user: 7
     completions = service.complete(CompletionRequest("ab", "ann"))
     assert completions.degraded == "store"
     assert "abbab" not in [result.text for result in completions.results]

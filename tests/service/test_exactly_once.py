@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
+from factorcell.service.messages import CompletionRequest
 from tests.service.oracle import learned_by_library, learned_by_service, random_texts
 
 OpenService = Callable[..., Service]

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from factorcell.errors import UserError
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
+from factorcell.service.messages import CompletionRequest
 from factorcell.service.privacy import Privacy
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests import processes
 
 pytestmark = processes.requires_fork

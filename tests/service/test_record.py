@@ -95,10 +95,11 @@ def test_number_of_keys_and_states_is_bounded() -> None:
     assert (record.number_of("k4"), record.number_of("k5")) == (None, 5)
     for number in range(MAX_STATES + 1):
         state = LearnedState(bytes([number]) * 16, 1, b"")
-        record = msgspec.structs.replace(record, states=record.states_with(state))
+        record = record.with_state(state)
     assert [state.model_identity[0] for state in record.states] == list(range(1, MAX_STATES + 1))
     again = LearnedState(bytes([1]) * 16, 2, b"")
-    assert [(state.model_identity[0], state.last_number) for state in record.states_with(again)] == [(2, 1), (1, 2)]
+    states = record.with_state(again).states
+    assert [(state.model_identity[0], state.last_number) for state in states] == [(2, 1), (1, 2)]
 
 
 def test_idempotency_key_is_stored_as_a_digest() -> None:

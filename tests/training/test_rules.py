@@ -34,8 +34,7 @@ def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
     config = Config.of(**options).to_dict()
     names = {name for names in AUTOMATIC_OPTIONS.values() for name in names}
     assert set(options) <= names
-    # An exact loss has no samples, and the plan decides on the mixture.
-    assert names - set(options) <= {"samples", "ngram_mixture"}
+    assert names - set(options) <= {"ngram_mixture"}  # the plan decides on the mixture
     values = {name: value for section in config.values() for name, value in section.items()}
     assert {name: values[name] for name in options} == options
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from factorcell.adapters.adapters import LayerSizes, Shift, new_adapters
-from factorcell.adapters.initial import uniform
+from factorcell.adapters.adapters import LayerSizes, Shift, new_adapters, uniform
 
 UNCHANGED = Shift()
 

@@ -12,16 +12,15 @@ Shapes: B texts, N numeric variables, I inputs of the network over numbers, D nu
 k embedding of one variable, P control codes, E token embedding.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.adapters.initial import normal
+from factorcell.adapters.adapters import normal
 from factorcell.config import ModelConfig
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import MISSING, ContextSchema, Variable, wave_parameters
@@ -45,53 +44,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 }
 
 
-class NumberInput(NamedTuple):
-    """One input of the network over numbers: (wave(number) - mean) / deviation.
-
-    Attributes:
-        column: The index of the numeric variable.
-        frequency: The frequency of the sine wave; 0 for the number itself.
-        phase: The phase of the sine wave.
-        mean: The mean of the input over the training texts.
-        deviation: The standard deviation of the input over the training texts.
-    """
-
-    column: int
-    frequency: float
-    phase: float
-    mean: float
-    deviation: float
-
-
 class NumberInputs(nn.Module):
     """The map of raw numbers (B, N) to the standardized inputs (B, I) of the network over numbers.
 
-    A number has one input; a periodic number has one input for each of its waves.
+    A number has one input, (number - mean) / deviation; a periodic number has one for each of its sine waves.
     """
 
-    column: Tensor  # (I,)
-    constants: Tensor  # `float32_bits` of frequency, phase, mean and deviation (4, I)
+    column: Tensor  # the index of the number of each input (I,)
+    constants: Tensor  # `float32_bits` of frequency, phase, mean and deviation (4, I); frequency 0: the number itself
 
     def __init__(self, numbers: tuple[Variable, ...]) -> None:
         super().__init__()
-        inputs: list[NumberInput] = []
+        columns: list[int] = []
+        constants: list[tuple[float, ...]] = []
         self.inputs_of_number: list[int] = []  # for each input, how many inputs its number has
         for column, variable in enumerate(numbers):
+            inputs = [(0.0, 0.0, variable.mean, variable.deviation)]
             if variable.period:
-                count = len(variable.means)
-                frequencies, phases = wave_parameters(variable.period, count // 2)
-                fields = zip([column] * count, frequencies, phases, variable.means, variable.deviations, strict=True)
-                inputs += itertools.starmap(NumberInput, fields)
-                self.inputs_of_number += [count] * count
-            else:
-                number_itself = NumberInput(
-                    column, frequency=0.0, phase=0.0, mean=variable.mean, deviation=variable.deviation
-                )
-                inputs.append(number_itself)
-                self.inputs_of_number.append(1)
-        columns, *constants = zip(*inputs, strict=True)
+                waves = wave_parameters(variable.period, len(variable.means) // 2)
+                inputs = list(zip(*waves, variable.means, variable.deviations, strict=True))
+            constants += inputs
+            columns += [column] * len(inputs)
+            self.inputs_of_number += [len(inputs)] * len(inputs)
         self.register_buffer("column", torch.tensor(columns), persistent=False)
-        self.register_buffer("constants", float32_bits(constants), persistent=False)
+        self.register_buffer("constants", float32_bits(list(zip(*constants, strict=True))), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map numbers (B, N) to inputs (B, I); the inputs of a missing number are zero, which is their mean."""
@@ -190,18 +166,16 @@ class VariableEmbeddings(nn.Module):
         variables = (*schema.categories, *schema.texts, *schema.vectors)
         for name in override:
             check_choice("context variable", name, [variable.name for variable in variables])
-        # One function per variable, so that embeddings which `override` replaces are not computed.
-        embed_functions: list[Callable[[], Tensor]] = [
-            *(
-                partial(self.embed_category, column, ids, may_be_missing=context.may_lack_categories)
-                for column, ids in enumerate(context.categories.unbind(1))
-            ),
-            *(partial(encoder, words) for encoder, words in zip(self.texts, context.words, strict=True)),
-            *(partial(vector_map, vector) for vector_map, vector in zip(self.vectors, context.vectors, strict=True)),
+        embed_category = partial(self.embed_category, may_be_missing=context.may_lack_categories)
+        encoders: list[Callable[[Any], Tensor]] = [
+            *(partial(embed_category, column) for column in range(len(schema.categories))),
+            *self.texts,
+            *self.vectors,
         ]
+        values = (*context.categories.unbind(1), *context.words, *context.vectors)
         return [
-            override[variable.name] if variable.name in override else embed()
-            for variable, embed in zip(variables, embed_functions, strict=True)
+            override[variable.name] if variable.name in override else encode(value)
+            for variable, encode, value in zip(variables, encoders, values, strict=True)
         ]
 
     def embed_category(self, column: int, value_ids: Tensor, *, may_be_missing: bool = True) -> Tensor:

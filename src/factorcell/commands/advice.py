@@ -30,33 +30,20 @@ def run_advise(arguments: argparse.Namespace) -> None:
     config = Config.from_dict(options.specified_options(arguments))
     result = advise(arguments.table, config, rows=arguments.rows, seed=arguments.seed)
     if arguments.json:
-        return terminal.show_json([*result["columns"], {"gain": result["gain"]}])
-    sampling = "" if result["rows"] == result["of"] else f" of {result['of']:,}, sampled at random"
-    terminal.show(
-        f"{result['rows']:,} texts{sampling}, {result['tokens_per_text']:.1f} targets per text; gains per "
-        f"{result['unit']}"
-    )
-    terminal.show(f"all columns together: perplexity about {result['gain']:.1%} lower")
-    terminal.show_table(*_advice_table(result))
+        return terminal.show_json([*result.columns, {"gain": result.gain}])
+    sampling = "" if result.text_count == result.row_count else f" of {result.row_count:,}, sampled at random"
+    size = f"{result.text_count:,} texts{sampling}, {result.targets_per_text:.1f} targets per text"
+    terminal.show(f"{size}; gains per {result.unit}")
+    terminal.show(f"all columns together: perplexity about {result.gain:.1%} lower")
+    terminal.show_table(*_advice_table(result.columns))
     terminal.show(ACCURACY_EXPLANATION)
-    for row in result["columns"]:
-        is_user = row["column"] == config.data.user
-        line = f"{row['column']}: {advice_text(row, is_user)}: {row['why']}"
-        terminal.show(f"{line}; {USER_GAIN}" if is_user and row["advice"] != "leave out" else line)
-    if command := train_command(arguments.table, config, result["columns"]):
+    for row in result.columns:
+        is_user = row["column"] == config.data.user and row["advice"] != "leave out"
+        terminal.show(f"{row['column']}: {row['advice']}: {row['why']}{f'; {USER_GAIN}' if is_user else ''}")
+    if command := train_command(arguments.table, config, result.columns):
         terminal.show(f"to train with this advice: {command}")
         terminal.show("to measure the gain of each model: the same command with `compare`, --dev and --test")
     return terminal.notify(SCOPE)
-
-
-def advice_text(row: Row, is_user: bool = False) -> str:
-    """Return the advice on a column, with the option of `train` that adds the column.
-
-    With `is_user`, the column names the users.
-    """
-    if row["advice"] == "leave out":
-        return "leave out"
-    return f"{row['advice']} ({'--user' if is_user else '--context'} {shlex.quote(row['column'])})"
 
 
 def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
@@ -75,19 +62,19 @@ def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
     )
 
 
-def _advice_table(advice: Row) -> tuple[list[dict[str, str]], list[str]]:
+def _advice_table(columns: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a table of the advice: a row of text for every context column, and the titles of the table's columns."""
-    rows = []
-    for row in advice["columns"]:
-        cells = {
+    rows = [
+        {
             "column": row["column"],
             "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
             "texts per value (median)": f"{row['texts_per_value']:,.0f}",
+            **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
             "expected gain": f"{row['gain']:.1%}",
             "added gain": f"{row['added']:.1%}",
             "accuracy": format_number(row["accuracy"], ".0%"),
             "majority class": format_number(row["majority"], ".0%"),
         }
-        rows.append(cells | {name: f"{row[name]:.1%}" for name in ("rare", "missing") if row[name]})
-    names = ["column", "values", "texts per value (median)", "rare", "missing"]
-    return rows, [*names, "expected gain", "added gain", "accuracy", "majority class"]
+        for row in columns
+    ]
+    return rows, list(rows[0])

@@ -21,11 +21,11 @@ from factorcell.commands.cli import terminal
 from factorcell.config import PAPER_MODELS, options_by_section
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
+from factorcell.evaluation.classification import classify_points
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import summary_row
-from factorcell.evaluation.point_classification import classify_points
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files
 from factorcell.io.findings import LOG
@@ -92,18 +92,21 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
     compared_models: list[ComparedModel] = []
     curve_rows: list[Row] = []
     runs: dict[str, Run] = {}
+    classes: dict[str, Classification] = {}
     earlier_minutes = 0.0
     for model in PAPER_MODELS:
-        run_folder = folder / model
-        earlier_minutes += _training_minutes(run_folder)
+        # Seconds of earlier, interrupted commands.
+        seconds = max((row["seconds"] for row in files.read_rows(folder / model / "log.jsonl")), default=0.0)
+        earlier_minutes += seconds / 60
         first_run = next(iter(runs.values()), None)
-        run = train_run(train, dev, plan.with_steps_of(first_run).with_options(model=model), run_folder, resume=True)
-        compared_models.append(_evaluate(run, places))
+        options = plan.with_steps_of(first_run).with_options(model=model)
+        run = runs[model] = train_run(train, dev, options, folder / model, resume=True)
+        if run.model.is_adapted:
+            classes[model] = _classify(run, places)
+        compared_models.append(_evaluate(run, classes.get(model)))
         curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
-        runs[model] = run
     LOG.info("computing the maps")
-    factorcell_run = runs["factorcell"]
-    country_rows, confusion = _evaluate_countries(factorcell_run, places)
+    factorcell_run, countries = runs["factorcell"], classes["factorcell"]
     return {
         "minutes": earlier_minutes + (time.perf_counter() - start_time) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
@@ -113,15 +116,16 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
         "curves": curve_rows,
         "names": _generate_names(factorcell_run, {row["text"] for row in places}),
         "maps": _compute_maps(factorcell_run, places),
-        "countries": country_rows,
-        "confusion": confusion,
+        "countries": [
+            {"country": COUNTRIES[row["value"]], "accuracy": row["recall"], "count": row["count"]}
+            for row in countries.metrics()["values"]
+        ],
+        "confusion": {
+            "labels": [COUNTRIES[code] for code in countries.names],
+            "counts": countries.confusion().tolist(),
+        },
         "prior": "all inhabited points of a grid",
     }
-
-
-def _training_minutes(folder: Path) -> float:
-    """Return the minutes that earlier, interrupted commands spent on the training in `folder`."""
-    return max((row["seconds"] for row in files.read_rows(folder / "log.jsonl")), default=0.0) / 60
 
 
 def _read_rows(part: str) -> list[Row]:
@@ -130,50 +134,29 @@ def _read_rows(part: str) -> list[Row]:
     return rows
 
 
-def _country_centres(places: list[Row]) -> dict[str, dict[str, float]]:
-    """Return the centre of each of the ten countries, by its code: the median coordinates of its places."""
-    centres = {}
-    for country in COUNTRIES:
-        coordinates = np.array([(row["lat"], row["lon"]) for row in places if row["country"] == country])
-        lat, lon = np.median(coordinates, axis=0)
-        centres[country] = {"lat": float(lat), "lon": float(lon)}
-    return centres
-
-
-def _evaluate(run: Run, places: list[Row]) -> ComparedModel:
-    """Return the perplexity of a run on the development names, and its accuracy in classifying them by country.
-
-    The accuracy is None if the run is not adapted to context.
-    """
+def _evaluate(run: Run, classification: Classification | None) -> ComparedModel:
+    """Return the perplexity of a run on the development names, and the accuracy of its classification by country."""
     corpus = run.prepare(table_path("dev"))
     nats = run.nats(corpus)
     figures = text_figures.figures_from_nats(nats, corpus)
     row = {key: value for key, value in summary_row(nats, corpus).items() if key in FIGURES}
     row["parameters"] = run.model.parameter_count()
     row |= {"minutes": run.training_minutes(), "accuracy": None}
-    if run.model.is_adapted:
-        result = _classify(run, places)
-        row |= {name: value for name, value in result.metrics().items() if name in ("accuracy", "majority")}
-        figures["accuracy"] = text_accuracies(result)
+    if classification is not None:
+        row |= {name: value for name, value in classification.metrics().items() if name in ("accuracy", "majority")}
+        figures["accuracy"] = text_accuracies(classification)
     return ComparedModel(run.folder.name, [row], [figures])
 
 
 def _classify(run: Run, places: list[Row]) -> Classification:
-    """Classify the development names of the ten countries; the candidates are the centres of the countries."""
+    """Classify the development names of the ten countries; the candidates are the median coordinates of countries."""
+    centres = {}
+    for country in COUNTRIES:
+        coordinates = np.array([(row["lat"], row["lon"]) for row in places if row["country"] == country])
+        lat, lon = np.median(coordinates, axis=0)
+        centres[country] = {"lat": float(lat), "lon": float(lon)}
     rows = [row for row in _read_rows("dev") if row["country"] in COUNTRIES]
-    true_countries = [row["country"] for row in rows]
-    return classify_points(run, rows, _country_centres(places), truth=true_countries, unknown="expected")
-
-
-def _evaluate_countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
-    """Return a row with the accuracy for each country, and the confusion matrix with its labels."""
-    result = _classify(run, places)
-    rows = [
-        {"country": COUNTRIES[row["value"]], "accuracy": row["recall"], "count": row["count"]}
-        for row in result.metrics()["values"]
-    ]
-    labels = [COUNTRIES[code] for code in result.names]
-    return rows, {"labels": labels, "counts": result.confusion().tolist()}
+    return classify_points(run, rows, centres, truth=[row["country"] for row in rows], unknown="expected")
 
 
 def _generate_names(run: Run, training_names: set[str]) -> list[Row]:

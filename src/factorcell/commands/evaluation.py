@@ -1,26 +1,32 @@
-"""The commands that evaluate a model on a table: `evaluate` and `classify`."""
+"""The commands that evaluate a model on a table (`evaluate`, `classify`, `score`) or train one to compare with."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from factorcell.commands.cli import options, terminal
+from factorcell.config import Config
+from factorcell.data.tables.tables import table_name
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
-from factorcell.evaluation import results
-from factorcell.evaluation.bayes_rule import LINEAR_BASELINE, Classification, text_accuracies
-from factorcell.evaluation.classification import classify
-from factorcell.evaluation.combination import missing_baseline
-from factorcell.evaluation.comparison import format_figure
-from factorcell.evaluation.conditional_prior import CONTEXT_CLASSIFIER
+from factorcell.evaluation import baselines, results
+from factorcell.evaluation.bayes_rule import (
+    CONTEXT_CLASSIFIER,
+    LINEAR_BASELINE,
+    Classification,
+    text_accuracies,
+)
+from factorcell.evaluation.classification import classify, classify_points, read_points
 from factorcell.evaluation.diagnostics import classification_findings, unknown_users_finding
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.perplexity import PERPLEXITY_OF, Evaluation, evaluate
-from factorcell.evaluation.point_classification import classify_points
 from factorcell.evaluation.text_figures import Figures
 from factorcell.io import files
 from factorcell.io.findings import Finding, report
+from factorcell.ngram.ngram import NGram
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
 from factorcell.runs.saved_results import (
@@ -28,6 +34,7 @@ from factorcell.runs.saved_results import (
     BASELINE_GAIN,
     UNKNOWN_CONTEXT_GAIN,
     format_difference,
+    format_figure,
     gain_title,
     measure_name,
 )
@@ -101,43 +108,29 @@ def _save_result(run: Scorer, row: Row, text_figures: Figures) -> None:
 
 def run_classify(arguments: argparse.Namespace) -> None:
     """Run `factorcell classify`."""
-    open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
-    run = options.open_on_device(open_run, arguments.run, arguments)
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
     options_of_target = {
-        "--calibrate": arguments.calibrate,
-        "--combine": arguments.combine,
-        "--priors": arguments.priors != "conditional",
+        "calibrate": arguments.calibrate,
+        "combine": arguments.combine,
+        "priors": None if arguments.priors == "conditional" else arguments.priors,
     }
-    check_adapted(run)
-    for flag, value in options_of_target.items():
+    for name, value in options_of_target.items():
         if arguments.points and value:
-            raise UserError(f"{flag} requires --target COLUMN; it does not apply to --points")
-    shared_settings: dict[str, Any] = {
-        "unknown": arguments.unknown,
-        "samples": arguments.samples,
-        "proposal": arguments.proposal,
-    }
-    table = arguments.table
-    if arguments.target:
-        result = classify(
-            run,
-            table,
-            arguments.target,
-            values=arguments.values,
-            distractors=arguments.distractors,
-            priors=arguments.priors,
-            calibrate=arguments.calibrate,
-            combine=arguments.combine,
-            **shared_settings,
-        )
+            raise UserError(f"--{name} requires --target COLUMN; it does not apply to --points")
+    run = options.open_on_device(partial(Run.open, mixture=not arguments.no_ngram_mixture), arguments.run, arguments)
+    check_adapted(run)
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("unknown", "samples", "proposal")}
+    if arguments.points:
+        points = read_points(arguments.points)
+        result = classify_points(run, arguments.table, points, within=arguments.within, **settings)
     else:
-        points = results.read_points(arguments.points)
-        result = classify_points(run, table, points, within=arguments.within, **shared_settings)
+        names = ("values", "distractors", "priors", "calibrate", "combine")
+        settings |= {name: getattr(arguments, name) for name in names}
+        result = classify(run, arguments.table, arguments.target, **settings)
     _report(run, result, arguments)
     if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
-        terminal.notify(missing_baseline(run, arguments.target))
+        terminal.notify(baselines.missing_baseline(run, arguments.target))
 
 
 def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:
@@ -152,14 +145,14 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         _show_predictions(rows)
     if arguments.out:
         files.write_rows(arguments.out, rows)
-    if result.has_labels:
-        if arguments.save:
-            target = arguments.target
-            if arguments.points:
-                target = results.describe_points(arguments.points, result, arguments.within)
-            row = results.classification_row(run, arguments.table, target, result, metrics)
-            _save_result(run, row, {"accuracy": text_accuracies(result)})
-    else:
+    if result.has_labels and arguments.save:
+        target = arguments.target
+        if arguments.points:
+            limit = f", within {arguments.within:g}" if math.isfinite(arguments.within) else ""
+            target = f"the nearest of {len(result.names):,} points of {table_name(arguments.points)}{limit}"
+        row = results.classification_row(run, arguments.table, target, result, metrics)
+        _save_result(run, row, {"accuracy": text_accuracies(result)})
+    elif not result.has_labels:
         output = f", written to {arguments.out}" if arguments.out else ""
         missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
@@ -186,3 +179,51 @@ def _show_predictions(rows: Sequence[Row]) -> None:
             f"only the first {MAX_SHOWN_PREDICTIONS} texts are shown; "
             "--out FILE writes all, with the probability of every value"
         )
+
+
+def run_score(arguments: argparse.Namespace) -> None:
+    """Run `factorcell score`."""
+    run = options.open_on_device(Run.open, arguments.run, arguments)
+    rows: list[Row] = run.score_rows(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
+    rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
+    if arguments.json:
+        return terminal.show_json(rows)
+    token_header, empty_token = (["token"], [""]) if arguments.tokens else ([], [])
+    terminal.show_fields("row", "nats", "targets", "perplexity", *token_header)
+    for row in rows:
+        number, nats, perplexity = f"{row['row']}", f"{row['nats']:z.4f}", f"{row['perplexity']:.4f}"
+        terminal.show_fields(number, nats, f"{row['targets']}", perplexity, *empty_token)
+        for token in row.get("tokens", ()):
+            terminal.show_fields(number, f"{token['nats']:z.4f}", "", "", token["token"])
+    return None
+
+
+def run_baseline_ngram(arguments: argparse.Namespace) -> None:
+    """Run `factorcell baseline ngram`."""
+    config, tokenizer = _reading_options(arguments)
+    model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer)
+    counts_by_order = ", ".join(f"{len(table.keys):,}" for table in model.grams)
+    terminal.notify(f"{arguments.out}: n-grams by order: {counts_by_order}")
+
+
+def run_baseline_linear(arguments: argparse.Namespace) -> None:
+    """Run `factorcell baseline linear`."""
+    config, tokenizer = _reading_options(arguments)
+    tables, context = (arguments.train, arguments.test), arguments.context
+    train, test = baselines.read_train_and_test(*tables, arguments.target, config, context=context, tokenizer=tokenizer)
+    result = baselines.classify_with_linear_baseline(train, test)
+    if arguments.json:
+        terminal.show_json([result.metrics()])
+    else:
+        terminal.show_classification(result, result.metrics(), arguments.verbose)
+
+
+def _reading_options(arguments: argparse.Namespace) -> tuple[Config, Tokenizer | None]:
+    """Return the options for reading texts, and the tokenizer, of the model --like; or the options of --config."""
+    if arguments.like is not None and arguments.config is not None:
+        raise UserError("expected either --like or --config, got both")
+    config, tokenizer = Config.of(config=arguments.config) if arguments.config else Config(), None
+    if arguments.like is not None:
+        model = results.open_model(arguments.like)
+        config, tokenizer = model.config, model.tokenizer
+    return (config if arguments.text is None else config.with_options(text=arguments.text)), tokenizer

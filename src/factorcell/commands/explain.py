@@ -3,7 +3,7 @@
 import argparse
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,34 +40,36 @@ Row = dict[str, Any]
 
 def run_explain(arguments: argparse.Namespace) -> None:
     """Run `factorcell explain`."""
-    contexts = contexts_between(arguments.between, options.parse_context(arguments.context))
-    ensemble_folders = [arguments.run, *arguments.ensemble]
+    shared = options.parse_context(arguments.context)
+    contexts = contexts_between(arguments.between, shared)
     open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
-    ensemble = [options.open_on_device(open_run, folder, arguments) for folder in ensemble_folders]
+    run, *others = (
+        options.open_on_device(open_run, folder, arguments) for folder in (arguments.run, *arguments.ensemble)
+    )
     compared_runs = [options.open_on_device(open_run, folder, arguments) for folder in arguments.compare_with]
-    texts, text_contexts = _read_texts(arguments, ensemble[0])
-    options.check_contexts(ensemble[0], list(contexts.values()), arguments.unknown)
-    model_name = arguments.run.name
-    if arguments.ensemble:
-        model_name += f" and {len(arguments.ensemble)} more"
-    train = options.find_training_table(ensemble[0], arguments.train, "no counts of words")
-    # The typed values were checked above; a table is read as `score` reads it.
-    unknown = "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown
-    settings: dict[str, Any] = {"unknown": unknown, "train": train, "text_contexts": text_contexts}
-    rows: list[Row] = explain(ensemble, texts, contexts, **settings)
-    if compared_runs:
-        rows_of_models = [[{"model": model_name, **row} for row in rows]]
-        for run in compared_runs:
-            run_rows = explain([run], texts, contexts, **settings)
-            rows_of_models.append([{"model": run.folder.name, **row} for row in run_rows])
-        rows = list(itertools.chain.from_iterable(zip(*rows_of_models, strict=True)))
+    specified = {name for context in contexts.values() for name in context}
+    texts, text_contexts = _read_texts(arguments, run, specified)
+    options.check_contexts(run, list(contexts.values()), arguments.unknown)
+    model_name = f"{arguments.run.name} and {len(others)} more" if others else arguments.run.name
+    models = [(model_name, [run, *others]), *((other.folder.name, [other]) for other in compared_runs)]
+    settings: dict[str, Any] = {
+        # The typed values were checked above; a table is read as `score` reads it.
+        "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
+        "train": options.find_training_table(run, arguments.train, "no counts of words"),
+        "text_contexts": text_contexts,
+    }
+    rows_of_models = [
+        [{**({"model": name} if compared_runs else {}), **row} for row in explain(runs, texts, contexts, **settings)]
+        for name, runs in models
+    ]
+    rows = list(itertools.chain.from_iterable(zip(*rows_of_models, strict=True)))
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
         columns = compared_columns([*contexts.values()], text_contexts)
-        findings = itertools.chain.from_iterable(run_findings(run, *columns) for run in [*ensemble, *compared_runs])
+        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, *columns)]
         cautions = [finding.text for finding in ranked([*findings, *evidence_findings(rows)])]
-        files.write(arguments.page, explanation_page(model_name, rows, len(ensemble), cautions))
+        files.write(arguments.page, explanation_page(model_name, rows, 1 + len(others), cautions))
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)
@@ -76,10 +78,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
 
 
 def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the contexts that the texts of --between specify, by name.
-
-    A text is one `NAME=VALUE`, or several with semicolons between them. Every context also has the values of `shared`.
-    """
+    """Return the contexts that the texts of --between specify, by name."""
     contexts = {}
     for text in texts:
         context = options.parse_context([text], "--between")
@@ -94,18 +93,16 @@ def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[st
     return contexts
 
 
-def _read_texts(arguments: argparse.Namespace, run: Run) -> tuple[list[str], list[Row]]:
+def _read_texts(arguments: argparse.Namespace, run: Run, specified: Collection[str]) -> tuple[list[str], list[Row]]:
     """Return the distinct texts of --text, of a table, or of the lines of a file, and the context of each text.
 
-    A table has the values of the context columns of the run that neither --context nor --between specifies.
+    A table has the values of the context columns of the run that are not `specified` on the command line.
     """
     if (arguments.file is None) == (not arguments.text):
         raise UserError("specify either FILE (one text per line, or a table) or --text")
     if arguments.text:
         texts = list(dict.fromkeys(arguments.text))
     elif Path(arguments.file).suffix.lower() in FORMATS:
-        specified = {*options.parse_context(arguments.context)}
-        specified |= {name for text in arguments.between for name in options.parse_context([text], "--between")}
         columns = [name for name in run.schema.columns() if name not in specified]
         return read_texts(arguments.file, run.config.data.text, columns)
     else:
@@ -117,13 +114,14 @@ def _read_texts(arguments: argparse.Namespace, run: Run) -> tuple[list[str], lis
     return texts, [{} for _ in texts]
 
 
-def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
+def _show(rows: Sequence[Row], names: Sequence[str]) -> None:
     """Print the tokens of each text: for two contexts with marks for their ratios, for more contexts as a table."""
     has_colours = terminal.has_colours(sys.stdout)
-    if len(context_names) == 2:
-        first_name, second_name = context_names
-        first = mark_token(first_name, STRONG_RATIO, has_colours=has_colours)
-        second = mark_token(second_name, -STRONG_RATIO, has_colours=has_colours)
+    if len(names) == 2:
+        first, second = (
+            mark_token(name, sign * STRONG_RATIO, has_colours=has_colours)
+            for name, sign in zip(names, (1, -1), strict=True)
+        )
         legend = ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"]
         terminal.show(terminal.join("", legend))
         weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
@@ -131,51 +129,35 @@ def _show(rows: Sequence[Row], context_names: Sequence[str]) -> None:
         terminal.show(f"{levels}; tokens without a mark are counted too", EQUAL_PRIORS)
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
-        if len(context_names) == 2:
-            _show_marked_tokens(row, context_names[0], has_colours)
+        tokens = [(readable_token(token["token"]), token) for token in row["tokens"]]
+        if len(names) == 2:
+            _show_marked_tokens(row, tokens, names[0], has_colours)
         else:
-            _show_posteriors(row, context_names)
-        if unknown_tokens := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
-            terminal.show(f"out of vocabulary: {', '.join(dict.fromkeys(unknown_tokens))}")
-    if len(context_names) > 2:
+            probabilities = [{name: f"{token['posterior'][name]:.1%}" for name in names} for _, token in tokens]
+            lines = [{"token": text, **line} for (text, _), line in zip(tokens, probabilities, strict=True)]
+            terminal.show_table(lines, ("token", *names))
+        if unknown := dict.fromkeys(text for text, token in tokens if not token["known"]):
+            terminal.show(f"out of vocabulary: {', '.join(unknown)}")
+    if len(names) > 2:
         terminal.notify(EQUAL_PRIORS)
 
 
-def _show_marked_tokens(row: Row, first_context: str, has_colours: bool) -> None:
+def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_context: str, has_colours: bool) -> None:
     """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
-    gap = token_separator(row["tokenizer"])
     marked_tokens = [
-        mark_token(readable_token(token["token"]), token["ratio"] * has_evidence(token), has_colours=has_colours)
-        for token in row["tokens"]
+        mark_token(text, token["ratio"] * has_evidence(token), has_colours=has_colours) for text, token in tokens
     ]
-    terminal.show(terminal.join(gap, marked_tokens))
-    terminal.show(
-        f"{row['ratio']:+z.2f} nats in total; p({first_context} | text) = {row['posterior'][first_context]:.1%}"
-    )
-    if unsupported := [readable_token(token["token"]) for token in row["tokens"] if not has_evidence(token)]:
+    terminal.show(terminal.join(token_separator(row["tokenizer"]), marked_tokens))
+    ratio, probability = row["ratio"], row["posterior"][first_context]
+    terminal.show(f"{ratio:+z.2f} nats in total; p({first_context} | text) = {probability:.1%}")
+    if unsupported := dict.fromkeys(text for text, token in tokens if not has_evidence(token)):
         ratio, probability = with_evidence(row)
         figures = f"{ratio:+z.2f} nats; p({first_context} | text) = {probability:.1%}"
-        terminal.show(f"without the tokens without evidence ({', '.join(dict.fromkeys(unsupported))}): {figures}")
-
-
-def _show_posteriors(row: Row, context_names: Sequence[str]) -> None:
-    """Print a table with the posterior probability of each context after each token of a text."""
-    table_rows = [
-        {
-            "token": readable_token(token["token"]),
-            **{name: f"{token['posterior'][name]:.1%}" for name in context_names},
-        }
-        for token in row["tokens"]
-    ]
-    terminal.show_table(table_rows, ("token", *context_names))
+        terminal.show(f"without the tokens without evidence ({', '.join(unsupported)}): {figures}")
 
 
 def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
-    """Return a token with marks for the strength and the sign of its log-likelihood ratio.
-
-    The marks are colours, blue for positive ratios and underlined orange for negative ones. Without colours, they are
-    up to three superscript signs.
-    """
+    """Return a token with marks for the strength and the sign of its log-likelihood ratio."""
     signed_strength = strength(ratio)
     if not signed_strength:
         return text

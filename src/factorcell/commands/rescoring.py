@@ -11,7 +11,7 @@ from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.diagnostics import report_run
 from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
-from factorcell.evaluation.rescoring.rescore import ScoredNBest, ScoreWeights
+from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.evaluation.results import open_model
 from factorcell.io import files
 from factorcell.io.findings import Finding, report
@@ -27,7 +27,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         raise UserError(f"{arguments.out}: exists already; choose another file")
     if arguments.tune and arguments.weights:
         files.check_writable(arguments.weights)
-    lists = _read_lists(arguments.lists, reference_path=arguments.reference, columns_path=arguments.utt2context)
+    lists = _read_lists(arguments.lists, arguments.reference, arguments.utt2context)
     for column in arguments.by:
         check_choice("column", column, lists.columns)
     model = options.open_on_device(open_model, arguments.run, arguments)
@@ -46,28 +46,22 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         return
     terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
     if summary:
-        all_utterances, *value_rows = summary
-        terminal.show_table(*_rescoring_table([all_utterances, *value_rows[:MAX_SHOWN_VALUES]]))
+        _show_rates(summary[: 1 + MAX_SHOWN_VALUES])  # the first row is about all utterances
     else:
         shown_rows = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
         terminal.show_table(shown_rows, ("utterance", "place", "text"))
 
 
-def _read_lists(path: Path, *, reference_path: Path | None, columns_path: Path | None) -> NBest:
+def _read_lists(path: Path, reference_path: Path | None, columns_path: Path | None) -> NBest:
     """Read n-best lists, and add reference transcripts and context columns from the other two files, if any."""
     lists = nbest.read_nbest(path)
     if reference_path is not None:
         lists = nbest.with_references(lists, reference_path)
-    if columns_path is not None:
-        lists = nbest.with_columns(lists, columns_path)
-    return lists
+    return lists if columns_path is None else nbest.with_columns(lists, columns_path)
 
 
 def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
-    """Return the weights of the scores: fitted on --tune, or else read from --weights, or else computed from --share.
-
-    If both --tune and --weights are specified, also write the fitted weights to --weights.
-    """
+    """Return the weights of the scores: fitted on --tune, read from --weights, or computed from --share."""
     if arguments.tune is None:
         tune_files = {"--tune-reference": arguments.tune_reference, "--tune-utt2context": arguments.tune_utt2context}
         for option, path in tune_files.items():
@@ -76,14 +70,10 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, list
         if arguments.weights:
             return ScoreWeights.open(arguments.weights)
         return ScoreWeights.with_model_share(lists.score_names, arguments.share)
-    tune_lists = _read_lists(
-        arguments.tune, reference_path=arguments.tune_reference, columns_path=arguments.tune_utt2context
-    )
+    tune_lists = _read_lists(arguments.tune, arguments.tune_reference, arguments.tune_utt2context)
     if tune_lists.score_names != lists.score_names:
-        raise UserError(
-            f"{arguments.tune}: expected the scores {', '.join(lists.score_names)} of {arguments.lists}, "
-            f"got {', '.join(tune_lists.score_names)}"
-        )
+        expected, actual = (", ".join(names) for names in (lists.score_names, tune_lists.score_names))
+        raise UserError(f"{arguments.tune}: expected the scores {expected} of {arguments.lists}, got {actual}")
     weights, nats_per_list = rescore.fit_weights(_score_lists(arguments, model, tune_lists))
     terminal.notify(f"weights fitted on {arguments.tune}: {nats_per_list:g} nats per list")
     if arguments.weights is not None:
@@ -91,18 +81,20 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, list
     return weights
 
 
-def _score_lists(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoredNBest:
+def _score_lists(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> NBest:
     context = options.parse_context(arguments.context)
     return rescore.score_hypotheses(model, lists, context=context, unknown=arguments.unknown)
 
 
-def _rescoring_table(summary: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a table of word error rates: a row of text for every row of `word_error_rates`, and the columns."""
-    rows = []
-    for row in summary:
-        cells = {"value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}"}
-        cells |= {name: f"{row[name]:,}" for name in ("utterances", "words")}
-        cells |= {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
-        cells["gain"] = Interval(row["gain"], row["gain_low"], row["gain_high"]).to_text(".2f", 100.0)
-        rows.append(cells)
-    return rows, ["value", "utterances", "words", "first", "rescored", "oracle", "gain"]
+def _show_rates(summary: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of word error rates."""
+    rows = [
+        {
+            "value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}",
+            **{name: f"{row[name]:,}" for name in ("utterances", "words")},
+            **{name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")},
+            "gain": Interval(row["gain"], row["gain_low"], row["gain_high"]).to_text(".2f", 100.0),
+        }
+        for row in summary
+    ]
+    terminal.show_table(rows, list(rows[0]))

@@ -26,7 +26,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
     """Run `factorcell serve`."""
     try:
         from factorcell.service.http import server
-        from factorcell.service.http.site import Settings
+        from factorcell.service.http.application import Settings
         from factorcell.service.privacy import Privacy, parse_duration
     except ModuleNotFoundError as error:
         raise missing_package_error("serving", error.name, "serve") from None

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,10 +22,7 @@ from factorcell.service import changes
 from factorcell.service.http import keys
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import DamagedRecordError, Record, StoreError, checked_id
-from factorcell.service.stores.opening import open_store
-from factorcell.service.stores.store import Store, all_users
-
-MAX_SHOWN_PLACES = 5  # number of omitted texts of which `users import` prints the place in the file
+from factorcell.service.stores.store import Store, all_users, open_store
 
 
 def run_users_list(arguments: argparse.Namespace) -> None:
@@ -73,13 +70,13 @@ def run_users_import(arguments: argparse.Namespace) -> None:
     """Run `factorcell users import`."""
     exports = _split_exports(input_files.read_text(arguments.file))
     imported_count = unchanged_count = failure_count = 0
-    omitted_texts: defaultdict[str, list[str]] = defaultdict(list)  # reason -> where the texts are in the file
+    omitted_counts = Counter[str]()  # number of texts by the reason of their omission
     with _opened_store(arguments, create=True) as store:
         for line_number, user_json in exports:
             try:
-                imported = changes.import_record(json.loads(user_json), Privacy(), _now())
+                record, omissions = changes.import_record(json.loads(user_json), Privacy(), _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
-                is_new = store.write(imported.record, expected_version=None)
+                is_new = store.write(record, expected_version=None)
             except (ValueError, RecursionError) as error:
                 message = error.message if isinstance(error, UserError) else "expected valid JSON"
                 terminal.notify(f"{arguments.file} line {line_number}: {message}")
@@ -87,14 +84,13 @@ def run_users_import(arguments: argparse.Namespace) -> None:
             else:
                 imported_count += is_new
                 unchanged_count += not is_new
-                for text_number, reason in imported.omissions if is_new else ():
-                    omitted_texts[reason].append(f"line {line_number} text {text_number}")
+                if is_new:
+                    omitted_counts += omissions
     terminal.notify(
         f"users imported: {imported_count:,}; users that existed already and were not changed: {unchanged_count:,}"
     )
-    for reason, places in omitted_texts.items():
-        shown_places = ", ".join(places[:MAX_SHOWN_PLACES]) + (", ..." if len(places) > MAX_SHOWN_PLACES else "")
-        terminal.notify(f"texts that were omitted, since {reason}: {len(places):,} ({shown_places})")
+    for reason, count in omitted_counts.items():
+        terminal.notify(f"texts that were omitted, since {reason}: {count:,}")
     if failure_count:
         raise UserError(f"{arguments.file}: {failure_count:,} of {len(exports):,} lines could not be imported")
 

@@ -115,7 +115,6 @@ class CompiledEngine:
                 "tokens": torch.empty(max_completions, request.max_tokens, dtype=torch.int32),
             }
             structure = self._call(
-                "a search",
                 request.prefix_state.context,
                 {**arrays, "start": request.prefix_state.states[-1]},
                 seconds=seconds,
@@ -150,15 +149,15 @@ class CompiledEngine:
             return ()
         states = torch.empty(len(tokens), len(start))
         arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
-        self._call("reading", context, arrays, k=1, max_tokens=len(tokens))
+        self._call(context, arrays, is_reading=True, k=1, max_tokens=len(tokens))
         return states.unbind()
 
     def _call(
         self,
-        case: str,
         context: PackedContext,
         arrays: Mapping[str, Tensor],
         *,
+        is_reading: bool = False,
         seconds: float = 0.0,
         batch_size: int = 1,
         stop: Stop | None = None,
@@ -167,9 +166,9 @@ class CompiledEngine:
         """Call the compiled code, and return the structure of the request, which contains numbers of the result.
 
         Args:
-            case: What the code does, "reading" tokens one after the other or "a search".
             context: The packed context.
             arrays: The arrays by the names of `REQUEST`; the code writes into some of them.
+            is_reading: Whether to read tokens one after the other instead of searching.
             seconds: The longest duration of a search.
             batch_size: Initial number of hypotheses that are expanded at once.
             stop: Ends the search early.
@@ -178,30 +177,28 @@ class CompiledEngine:
         packed, layout = self.packed, self.packed.layout
         if context.layout != layout:
             raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
-        request_numbers = tuple(numbers.get(name, 0) for name in REQUEST.numbers)
-        sizes = REQUEST.sizes(request_numbers) | {"V": layout.vocabulary_size, "S": layout.state_values}
+        sizes = REQUEST.sizes(numbers) | {"V": layout.vocabulary_size, "S": layout.state_values}
         sizes["K"] = len(arrays.get("scores", ()))
-        addresses = REQUEST.checked_addresses(sizes, arrays, case)
-        lost_score = 0.0  # the compiled code sets it
-        structure = REQUEST.structure(seconds, lost_score, *request_numbers, *context.addresses, *addresses)
+        addresses = REQUEST.checked_addresses(sizes, arrays)
+        structure = REQUEST.structure(seconds=seconds, **numbers, **context.addresses, **addresses)
         if stop is not None:
             stop.watch(structure)
-        request_count, threads, next_request = 1, 1, 0
-        products = PRODUCT_TYPES.index(layout.products)
-        search_numbers = (  # the integer fields of `SEARCH` in order
-            request_count,
-            *layout.dimensions,
-            packed.specials.end,
-            threads,
-            batch_size,
-            GROWTH,
-            products,
-            next_request,
-        )
+        search_numbers = {
+            "requests": 1,
+            "size": layout.vocabulary_size,
+            "width": layout.embedding_size,
+            "hidden": layout.hidden_size,
+            "rank": layout.rank,
+            "end": packed.specials.end,
+            "threads": 1,
+            "batch": batch_size,
+            "growth": GROWTH,
+            "products": PRODUCT_TYPES.index(layout.products),
+        }
         SEARCH.sizes(search_numbers)  # raises an error for an invalid number
-        margin = MARGIN[layout.products]
-        arguments = SEARCH.structure(margin, *search_numbers, ctypes.addressof(structure), *packed.addresses)
-        library.call("search", arguments, library.VARIANTS.index(layout.variant), case == "reading")
+        pointers = {"request": ctypes.addressof(structure), **packed.addresses}
+        arguments = SEARCH.structure(margin=MARGIN[layout.products], **search_numbers, **pointers)
+        library.call("search", arguments, library.VARIANTS.index(layout.variant), is_reading)
         return structure
 
 

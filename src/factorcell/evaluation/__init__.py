@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from factorcell.evaluation.advice import Advice as Advice
     from factorcell.evaluation.advice import advise as advise
     from factorcell.evaluation.classification import classify as classify
+    from factorcell.evaluation.classification import classify_points as classify_points
     from factorcell.evaluation.explaining.likelihood_ratios import explain as explain
     from factorcell.evaluation.likelihoods import log_likelihoods as log_likelihoods
     from factorcell.evaluation.perplexity import Evaluation as Evaluation
     from factorcell.evaluation.perplexity import evaluate as evaluate
-    from factorcell.evaluation.point_classification import classify_points as classify_points
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -27,6 +27,7 @@ from factorcell.data.columns.columns import parse_column
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.tables.chunks import Table
+from factorcell.data.tables.result_rows import ResultRows
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation.bayes_rule import apply_temperature, fit_temperature, normalize
@@ -35,7 +36,7 @@ from factorcell.evaluation.linear_classifier import (
     MAX_VALUES,
     LinearClassifier,
     choose_ngrams,
-    text_ngrams,
+    count_ngrams,
 )
 from factorcell.io.progress import progress_bar
 from factorcell.options import limits
@@ -109,10 +110,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The row of estimates for a column, and what the test texts say about its value.
-
-    `log_posterior` (B, K) and `log_prior` (K,) are those of the test texts.
-    """
+    """The row of estimates for a column, and what the test texts say about its value."""
 
     column: LabelColumn
     row: Row
@@ -120,7 +118,28 @@ class Estimate:
     log_prior: Floats
 
 
-def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 0) -> Row:
+@dataclass(frozen=True)
+class Advice:
+    """The result of `advise`.
+
+    Attributes:
+        columns: A row of estimates for each column, the best column first, with the `advice` and the reason (`why`).
+        gain: The expected gain of all columns together.
+        text_count: The number of texts that were read.
+        row_count: The number of rows of the table.
+        targets_per_text: The mean number of targets of a text.
+        unit: The unit of the targets, such as "word"; the gains are those of models that predict it.
+    """
+
+    columns: ResultRows
+    gain: float
+    text_count: int
+    row_count: int
+    targets_per_text: float
+    unit: str
+
+
+def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 0) -> Advice:
     """Estimate how much each context column lowers the perplexity.
 
     Args:
@@ -130,11 +149,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         seed: The seed of all draws.
 
     Returns:
-        A row with seven entries. `columns` has a row of estimates for each column, the best column first, with the
-        `advice` and the reason for it (`why`). `gain` is the expected gain of all columns together. `rows` is the
-        number of rows that were read, `of` the number of rows in the table, `targets` the number of targets in the rows
-        read, and `tokens_per_text` the mean number of targets per text. The gains are those of models that predict the
-        `unit`, such as "word".
+        The estimates and the advice for each column, and the expected gain of all columns together.
 
     Raises:
         UserError: The config has no context column, or the table has too few rows.
@@ -162,15 +177,9 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         nats += added
         estimate.row["added"] = expected_gain(added / targets_per_text)
         estimate.row["advice"], estimate.row["why"] = recommend(estimate.row)
-    return {
-        "rows": len(corpus),
-        "of": row_count,
-        "targets": corpus.target_count,
-        "tokens_per_text": targets_per_text,
-        "unit": corpus.tokenizer.unit,
-        "columns": [estimate.row for estimate in estimates],
-        "gain": expected_gain(nats / targets_per_text),
-    }
+    rows_of_columns = ResultRows([estimate.row for estimate in estimates])
+    gain = expected_gain(nats / targets_per_text)
+    return Advice(rows_of_columns, gain, len(corpus), row_count, targets_per_text, corpus.tokenizer.unit)
 
 
 def expected_gain(nats: float) -> float:
@@ -314,17 +323,11 @@ def _naive_bayes_log_posteriors(split: Split, column: LabelColumn, log_prior: Fl
     order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else 1
     ngrams, _ = choose_ngrams(corpus.select(split.train), order, 0, MAX_COUNTS // size)
 
-    def count(rows: Ids) -> Any:
-        texts, keys = text_ngrams(corpus.select(rows), order)
-        columns = np.searchsorted(ngrams, keys).clip(max=max(0, len(ngrams) - 1))
-        is_read = ngrams[columns] == keys if len(ngrams) else np.zeros(len(keys), dtype=bool)
-        ones = np.ones(int(is_read.sum()), np.float32)
-        return csr_array((ones, (texts[is_read], columns[is_read])), (len(rows), len(ngrams)))
-
     labels = column.labels[split.train]
     rows = np.flatnonzero(labels < size)
     one_hot = csr_array((np.ones(len(rows), np.float32), (labels[rows], rows)), (size, len(labels)))
-    train, tune, test = (count(rows) for rows in (split.train, split.tune, split.test))
+    parts = (corpus.select(rows) for rows in (split.train, split.tune, split.test))
+    train, tune, test = (count_ngrams(part, order, ngrams) for part in parts)
     value_counts = (one_hot @ train).toarray()  # (K, V)
     totals, shares = value_counts.sum(1, keepdims=True), np.asarray(train.sum(0)) / max(1.0, train.sum())
     tune_labels = column.labels[split.tune]

@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 
 from factorcell.data.tables.result_rows import ResultRows
 from factorcell.errors import UserError
-from factorcell.evaluation.statistics import Ratios, auc
-from factorcell.evaluation.text_figures import TextSums, accuracy_sums
+from factorcell.evaluation.text_figures import Ratios, TextSums, accuracy_sums
 from factorcell.io.lazy import LazyMethod
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
-MIN_LIKELIHOOD_SHARE = 0.1  # a smaller share of the likelihood in the weights of a combination is reported
 LIKELIHOOD, LINEAR_BASELINE = "likelihood", "linear baseline"  # names of parts of a combination
+CONTEXT_CLASSIFIER = "other columns, without the text"  # name of the conditional prior as a classifier
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -54,8 +53,7 @@ class Classification:
         other_predictions: The index of the predicted candidate of each text (B,) by other classifiers, by their names.
         key: A digest of the texts and candidates.
         log_prior: The log priors (K,), or those of each text (B, K); None if they are uniform.
-        temperature: The temperature T by which the log likelihoods were divided.
-        untempered_log_posterior: `log_posterior` at temperature 1 (B, K); None if no temperature was applied.
+        temperature: The temperature T by which the log likelihoods were divided; None if none was fitted.
         truncated: Whether each text was cut after `max_tokens` tokens (B,); None if this is unknown.
 
     References:
@@ -73,8 +71,7 @@ class Classification:
     other_predictions: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     key: str = ""
     log_prior: Floats | None = None
-    temperature: float = 1.0
-    untempered_log_posterior: Floats | None = None
+    temperature: float | None = None
     truncated: NDArray[np.bool_] | None = None
 
     _repr_html_ = LazyMethod("classification_html", "factorcell.reports.notebook")
@@ -83,7 +80,7 @@ class Classification:
     def name(self) -> str:
         """The name of the classifier, such as "model, uniform priors, calibrated"."""
         settings = [f"{self.samples:,} samples"] if self.samples else []
-        settings += [] if self.untempered_log_posterior is None else ["calibrated"]
+        settings += [] if self.temperature is None else ["calibrated"]
         settings += [] if self.combination_weights is None else ["combined with a linear classifier"]
         return ", ".join(("model", f"{self.priors} priors", *settings))
 
@@ -92,17 +89,7 @@ class Classification:
         """The kind of the classifier: "model", "calibrated" or "combined"."""
         if self.combination_weights is not None:
             return "combined"
-        return "model" if self.untempered_log_posterior is None else "calibrated"
-
-    @property
-    def combination_remark(self) -> str | None:
-        """A sentence about a combination in which the language model has almost no weight; None for others."""
-        weights = {name: abs(weight) for name, weight in (self.combination_weights or {}).items()}
-        share = weights.get(LIKELIHOOD, 0.0) / (sum(weights.values()) or 1.0)
-        if not weights or share >= MIN_LIKELIHOOD_SHARE:
-            return None
-        largest = max(weights, key=weights.__getitem__)
-        return f"the language model has weight {share:.2f} of 1: the {largest} alone does the work"
+        return "model" if self.temperature is None else "calibrated"
 
     @property
     def predicted(self) -> NDArray[np.int64]:
@@ -139,34 +126,27 @@ class Classification:
         """
         rows = ResultRows()
         for index, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
-            pairs = zip(self.names, probabilities.tolist(), strict=True)
-            probability_by_candidate = {name: float(f"{probability:.6g}") for name, probability in pairs}
             candidate = self.names[self.truth[index]] if self.truth[index] >= 0 else None
-            truncation = {} if self.truncated is None else {"truncated": bool(self.truncated[index])}
-            rows.append(
-                {
-                    "row": index,
-                    "predicted": self.names[predicted],
-                    "true": candidate if self.true_values is None else self.true_values[index],
-                    **truncation,
-                    "probabilities": probability_by_candidate,
-                }
-            )
+            row = {
+                "row": index,
+                "predicted": self.names[predicted],
+                "true": candidate if self.true_values is None else self.true_values[index],
+            }
+            row |= {} if self.truncated is None else {"truncated": bool(self.truncated[index])}
+            pairs = zip(self.names, probabilities.tolist(), strict=True)
+            rows.append({**row, "probabilities": {name: float(f"{probability:.6g}") for name, probability in pairs}})
         return rows
 
     def with_priors(self, priors: Mapping[str, float]) -> "Classification":
         """Return a copy with the prior probabilities `priors`, which need not sum to 1.
 
-        Raises a `UserError` unless this classification has a uniform prior and temperature 1.
+        Raises a `UserError` unless this classification has a uniform prior and no fitted temperature.
         """
         return self.with_log_prior(to_log_prior([priors[name] for name in self.names]), "specified")
 
     def with_log_prior(self, log_prior: Floats, priors: str) -> "Classification":
-        """Return a copy with normalized log priors (K,) or (B, K) and their name `priors`, such as "training".
-
-        Raises a `UserError` unless this classification has a uniform prior and temperature 1.
-        """
-        if self.log_prior is not None or self.untempered_log_posterior is not None:
+        """Return a copy with normalized log priors (K,) or (B, K) and their name `priors`, such as "training"."""
+        if self.log_prior is not None or self.temperature is not None:
             raise UserError("priors: expected a classification with a uniform prior and temperature 1")
         log_posterior = normalize(self.log_posterior + log_prior)
         return replace(self, log_posterior=log_posterior, log_prior=log_prior, priors=priors)
@@ -174,9 +154,7 @@ class Classification:
     def at_temperature(self, temperature: float) -> "Classification":
         """Return a copy whose log likelihoods are divided by `temperature`."""
         log_posterior = apply_temperature(self.log_posterior, temperature, self.log_prior)
-        return replace(
-            self, log_posterior=log_posterior, temperature=temperature, untempered_log_posterior=self.log_posterior
-        )
+        return replace(self, log_posterior=log_posterior, temperature=temperature)
 
     def fitted_temperature(self) -> float:
         """Return the temperature that minimizes the nats of the true candidates, -log p(true candidate | text)."""
@@ -206,15 +184,15 @@ class Classification:
         """
         confusion, is_labelled = self.confusion(), self.truth >= 0
         is_included = is_labelled | self.is_distractor
-        correct_counts, true_counts, predicted_counts = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+        true_counts, predicted_counts = confusion.sum(1), confusion.sum(0)
         scores = log_odds(self.log_posterior[is_included])
         values: list[Row] = [
             {
                 "value": name,
                 "count": int(true_counts[index]),
-                "precision": _ratio(correct_counts[index], predicted_counts[index]),
-                "recall": _ratio(correct_counts[index], true_counts[index]),
-                "f1": _ratio(2 * correct_counts[index], true_counts[index] + predicted_counts[index]),
+                "precision": _ratio(confusion[index, index], predicted_counts[index]),
+                "recall": _ratio(confusion[index, index], true_counts[index]),
+                "f1": _ratio(2 * confusion[index, index], true_counts[index] + predicted_counts[index]),
                 "auc": auc(scores[:, index], self.truth[is_included] == index),
             }
             for index, name in enumerate(self.names)
@@ -232,16 +210,19 @@ class Classification:
             is_missing = np.array([value is None for value in self.true_values], dtype=bool)
             missing_count = int((~is_included & is_missing).sum())
             row |= {"left_out_missing": missing_count, "left_out_other": row["left_out"] - missing_count}
-        return {
-            **row,
-            **self._accuracies(),
-            "majority": _ratio(true_counts.max(), confusion.sum()),
-            "majority_value": self.names[int(true_counts.argmax())] if confusion.sum() else None,
-            "macro_f1": _nan_mean([value["f1"] for value in values_with_texts]),
-            "auc": _nan_mean([value["auc"] for value in values_with_texts]),
-            **self._calibration(),
-            "values": values,
-        }
+        row |= self._accuracies()
+        row["majority"] = _ratio(true_counts.max(), confusion.sum())
+        row["majority_value"] = self.names[int(true_counts.argmax())] if self.has_labels else None
+        row["macro_f1"] = _nan_mean([value["f1"] for value in values_with_texts])
+        row["auc"] = _nan_mean([value["auc"] for value in values_with_texts])
+        row |= {} if self.temperature is None else {"temperature": self.temperature}
+        if self.combination_weights is not None:
+            row["combination_weights"] = dict(self.combination_weights)
+        probabilities, truth = self.probabilities[is_labelled], self.truth[is_labelled]
+        row["calibration_error"] = calibration_error(probabilities, truth)
+        row["mean_confidence"] = float(probabilities.max(1).mean()) if len(truth) else math.nan
+        row["value_nats"] = value_nats(self.log_posterior[is_labelled], truth)
+        return {**row, "values": values}
 
     def _accuracies(self) -> Row:
         """Return the entries of `metrics` about accuracies, with intervals over texts."""
@@ -261,23 +242,6 @@ class Classification:
         ]
         linear_accuracy = next((row["accuracy"] for row in others if row["classifier"] == LINEAR_BASELINE), None)
         return {**ratios.interval(0).to_row("accuracy"), "linear_accuracy": linear_accuracy, "others": others}
-
-    def _calibration(self) -> Row:
-        """Return the entries of `metrics` about calibration; the suffix `_at_1` means "at temperature 1"."""
-        is_labelled = self.truth >= 0
-        row: Row = {} if self.untempered_log_posterior is None else {"temperature": self.temperature}
-        if self.combination_weights is not None:
-            weights = dict(self.combination_weights)
-            row |= {"combination_weights": weights, "combination_remark": self.combination_remark}
-        for suffix, log_posterior in (("", self.log_posterior), ("_at_1", self.untempered_log_posterior)):
-            if log_posterior is not None:
-                posterior = np.exp(log_posterior[is_labelled])
-                row[f"calibration_error{suffix}"] = calibration_error(posterior, self.truth[is_labelled])
-                row[f"mean_confidence{suffix}"] = float(posterior.max(1).mean()) if len(posterior) else math.nan
-                row[f"value_nats{suffix}"] = value_nats(log_posterior[is_labelled], self.truth[is_labelled])
-        if self.untempered_log_posterior is not None and self.log_prior is not None and is_labelled.any():
-            row["accuracy_at_1"] = float((self.untempered_log_posterior.argmax(1) == self.truth)[is_labelled].mean())
-        return row
 
 
 def apply_bayes_rule(
@@ -335,6 +299,20 @@ def _ratio(count: Any, total: Any) -> float:
 def _nan_mean(values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
+
+
+def auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve (AUC); NaN without positive or without negative items.
+
+    The AUC is the share of pairs of a positive and a negative item in which the positive item has the higher score; a
+    tie counts half.
+    """
+    from scipy.stats import rankdata  # the imports take half a second
+    from sklearn.metrics import roc_auc_score
+
+    if not is_positive.any() or is_positive.all():
+        return math.nan
+    return float(roc_auc_score(is_positive, rankdata(scores)))  # scores may be infinite
 
 
 def calibration_error(probabilities: Floats, truth: NDArray[np.int64]) -> float:

@@ -1,51 +1,57 @@
 """Generative classification: choose the context that maximizes p(text given context) p(context) (TACL 2018, eq. 7).
 
-Candidates are the values of a categorical variable; `point_classification` has named points. The prior p(context) is
-conditional on the other context of a text (`conditional_prior`), the frequencies of the values in training, or uniform.
-The model can be combined with the linear baseline of the run (`combination`).
+Candidates are the values of a categorical variable, or named points of numeric variables, such as cities (section 4.3).
+The prior p(context) of values is conditional on the other context of a text (`baselines`), the frequencies of
+the values in training, or uniform; that of points is uniform.
 
-Shapes: B texts, K candidates.
+Shapes: B texts, K candidates, N numeric variables.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig
-from factorcell.data.columns.rows import distinct_category_names, to_texts
+from factorcell.data.columns.rows import category_names, distinct_category_names, key_by_category_name, to_texts
 from factorcell.data.columns.schema import ContextSchema, Variable
-from factorcell.data.columns.values import category_name_or_none
+from factorcell.data.columns.values import category_name, category_name_or_none, to_number
 from factorcell.data.corpus import Corpus
 from factorcell.data.tables.chunks import format_names
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.bayes_rule import LIKELIHOOD, LINEAR_BASELINE, Classification, apply_bayes_rule
-from factorcell.evaluation.combination import (
-    fit_combination,
-    load_baselines,
-    missing_baseline,
-    weighted_posterior,
-)
-from factorcell.evaluation.conditional_prior import (
-    CONTEXT_CLASSIFIER,
+from factorcell.evaluation.baselines import (
     applicable_prior,
+    load_baselines,
     load_priors,
+    missing_baseline,
     training_log_prior,
+)
+from factorcell.evaluation.bayes_rule import (
+    CONTEXT_CLASSIFIER,
+    LIKELIHOOD,
+    LINEAR_BASELINE,
+    Classification,
+    apply_bayes_rule,
+    normalize,
+    value_nats,
 )
 from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
 from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
 from factorcell.evaluation.linear_classifier import LinearClassifier
 from factorcell.evaluation.text_figures import texts_digest
+from factorcell.options import limits
 from factorcell.options.choices import PRIORS
 from factorcell.runs.run import Run
 
-Options = dict[str, Any]  # keyword arguments of `log_likelihoods`
 Floats = NDArray[np.float64]
 ACCURACY_REASON = "the accuracy is computed over texts with a value"
 CALIBRATION_REASON = "the temperature is fitted on texts with a value"
+EARTH_RADIUS = 6371.0088  # km
 
 
 def classify(
@@ -80,127 +86,202 @@ def classify(
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
         seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
-        calibrate: A table of held-out texts with true values, on which the temperature of the posterior is fitted; with
-            `combine`, the weights of the combination.
+        calibrate: A table of held-out texts with true values, on which the temperature or the combination is fitted.
         combine: Whether to combine the model with the linear baseline of the run.
 
     Returns:
-        The classification. Its `other_predictions` are those with the other priors, with `calibrate` also those at
-        temperature 1, and those of the linear baseline that training saved for this target, if there is one. Its
-        metrics are NaN if no text has a true value.
+        The classification. Its `other_predictions` are those with all priors at temperature 1, of the conditional prior
+        alone, and of the linear baseline of the run. Its metrics are NaN if no text has a true value.
 
     Raises:
-        UserError: The run is not adapted, there are fewer than two candidates and distractors, no text of `calibrate`
-            has a candidate value, or `combine` lacks the table `calibrate` or a linear baseline.
+        UserError: The run is not adapted, there are fewer than two candidates and distractors, `calibrate` has no text
+            with a candidate, or `combine` lacks `calibrate` or a linear baseline.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
     """
-    task = _Task.of(run, target, values, distractors, unknown)
     check_choice("priors", priors, PRIORS)
+    check_adapted(run)
+    variable = category_variable(run.schema, target)
+    distractors = distinct_category_names(distractors, "distractors")
+    names = _candidate_names(run, variable, values, distractors)
+    classifiers = {LINEAR_BASELINE: load_baselines(run.folder, run.schema).get(target)}
     if calibrate is not None:
-        require_labels(calibrate, run.schema.variable(target), task.candidates, run.config.data, CALIBRATION_REASON)
-    linear = load_baselines(run.folder, run.schema).get(target)
+        require_labels(calibrate, variable, names, run.config.data, CALIBRATION_REASON)
     if combine:
-        _check_combination(run, target, calibrate, linear)
-    corpus = task.read(source)
+        _check_combination(run, target, calibrate, classifiers[LINEAR_BASELINE])
+    tables = [source] if calibrate is None else [source, calibrate]
+    corpora = [run.prepare(table, unknown=unknown, optional=(target,)) for table in tables]
+    report_repeated_texts(run, corpora[0])
+    report_run(run)
+    classifiers["conditional"] = applicable_prior(load_priors(run.folder, run.schema), target, _columns(source))
+    if priors == "conditional" and classifiers[priors] is None:
+        priors = "training"
+    sampling = {"samples": samples, "seed": seed, "proposal": proposal}
+    results, *held_out = (
+        _classify_texts(run, table, corpus, variable, names, classifiers, sampling)
+        for table, corpus in zip(tables, corpora, strict=True)
+    )
+    result = results[priors]
+    if held_out and combine:
+        result = _combine(results, held_out[0], priors)
+    elif held_out:
+        result = result.at_temperature(held_out[0][priors].fitted_temperature())
+    is_distractor = np.isin(np.array(result.true_values, dtype=object), distractors)
+    return replace(result, is_distractor=is_distractor, other_predictions=_other_predictions(result, results))
+
+
+def _classify_texts(
+    run: Run,
+    source: Any,
+    corpus: Corpus,
+    variable: Variable,
+    names: tuple[str, ...],
+    classifiers: Mapping[str, LinearClassifier | None],
+    sampling: dict[str, Any],
+) -> dict[str, Classification]:
+    """Return the classifications of the texts of a table by the model with each prior, and by the linear baseline."""
+    likelihoods = log_likelihoods(run, corpus, [{variable.name: name} for name in names], **sampling)
+    has_values = variable.source_column in _columns(source)
+    truth = _read_category_names(source, variable.source_column) if has_values else [None] * len(corpus)
+    result = apply_bayes_rule(names, likelihoods, truth, truncated=corpus.truncated)
+    key = texts_digest(corpus, variable.name, *names)
+    uniform = replace(result, true_values=truth, key=key, samples=sampling["samples"])
+    results = {}
+    if (prior := classifiers["conditional"]) is not None:
+        results["conditional"] = uniform.with_log_prior(prior.candidate_log_probs(corpus, names), "conditional")
+    results["training"] = uniform.with_log_prior(training_log_prior(variable, names), "training")
+    results["uniform"] = uniform
+    if (linear := classifiers[LINEAR_BASELINE]) is not None:
+        results[LINEAR_BASELINE] = replace(uniform, log_posterior=linear.candidate_log_probs(corpus, names))
+    return results
+
+
+def _other_predictions(result: Classification, results: Mapping[str, Classification]) -> dict[str, NDArray[np.int64]]:
+    """Return the predictions by names of the model with the same and other priors, and of the linear classifiers."""
+    models = {name: model for name, model in results.items() if name != LINEAR_BASELINE}
+    others = {model.name: model.predicted for model in (results[result.priors], *models.values())}
+    if (conditional := results.get("conditional")) is not None and conditional.log_prior is not None:
+        others[CONTEXT_CLASSIFIER] = conditional.log_prior.argmax(1)
+    if LINEAR_BASELINE in results:
+        others[LINEAR_BASELINE] = results[LINEAR_BASELINE].predicted
+    return {name: predicted for name, predicted in others.items() if name != result.name}
+
+
+def _candidate_names(
+    run: Run, variable: Variable, values: Sequence[Any], distractors: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the names of the candidates: `values`, or all values of the variable."""
+    names = tuple(distinct_category_names(values, "values") or variable.values[1:])
+    for name in names:
+        check_value(run, variable, name, variable.values[1:])
+    if (count := len({*names, *distractors})) < 2:
+        raise UserError(f"{variable.name}: expected at least two values (candidates and distractors), got {count}")
+    return names
+
+
+def classify_points(
+    run: Run,
+    source: Any,
+    points: Mapping[Any, Mapping[str, float]],
+    *,
+    within: float = math.inf,
+    truth: Sequence[Any] | None = None,
+    unknown: str = "group",
+    samples: int = 0,
+    seed: int = 0,
+    proposal: str = "rank",
+) -> Classification:
+    """Classify texts by named points of numeric variables, such as cities.
+
+    The true point of a text is the point nearest to the text's own coordinates. Distances are great-circle distances in
+    km if the two variables are latitude and longitude. Otherwise they are Euclidean distances in standard deviations;
+    differences of a periodic variable are taken along the shorter arc.
+
+    Args:
+        run: An adapted run.
+        source: The texts.
+        points: A dict from variable to value for each name, such as `{"Oslo": {"lat": 59.9, "lon": 10.7}}`.
+        within: The maximum distance of a text to its true point. The metrics omit texts that are farther from all
+            points, and texts without coordinates.
+        truth: The names of the true points (B,), None where unknown; by default the nearest points.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
+        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
+        seed: The seed of the sample.
+        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
+
+    Returns:
+        The classification.
+
+    Raises:
+        UserError: There are no points, or the points do not all have values of the same numeric variables.
+    """
+    [within] = limits.check(within=within)
+    if not points:
+        raise UserError("points: expected at least one, got none")
+    points = key_by_category_name(points, "points")
+    variables = tuple(next(iter(points.values())))
+    for name in variables:
+        check_choice("numeric context variable", name, [variable.name for variable in run.schema.numbers])
+    for name, point in points.items():
+        if set(point) != set(variables):
+            raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")
+    corpus = run.prepare(source, unknown=unknown, optional=variables)
     report_repeated_texts(run, corpus)
     report_run(run)
-    held_out_corpus = None if calibrate is None else task.read(calibrate)
-    columns = _columns(source)
-    prior = applicable_prior(load_priors(run.folder, run.schema), target, columns)
-    options: Options = {"samples": samples, "seed": seed, "proposal": proposal}
-    texts = task.classify(source, corpus, prior, options)
-    held_out = None
-    if held_out_corpus is not None:
-        held_out = replace(task, distractors=()).classify(calibrate, held_out_corpus, prior, options)
-    priors = "training" if priors == "conditional" and prior is None else priors
-    result, *others = texts.with_all_priors(priors, None if combine else held_out)
-    other_predictions = {other.name: other.predicted for other in others}
-    if prior is not None:
-        other_predictions[CONTEXT_CLASSIFIER] = texts.log_priors["conditional"].argmax(1)
-    result = replace(result, other_predictions=other_predictions)
-    return _with_linear_baseline(result, linear, texts, held_out if combine else None) if linear else result
+    truth = None if truth is None else category_names(truth, "truth", len(corpus))
+    names, candidates = list(points), list(points.values())
+    likelihoods = log_likelihoods(run, corpus, candidates, samples=samples, seed=seed, proposal=proposal)
+    if truth is None:
+        columns = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
+        text_coordinates = corpus.numbers[:, columns].astype(np.float64)
+        point_coordinates = np.array([[float(point[variable]) for variable in variables] for point in candidates])
+        distances = point_distances(text_coordinates, point_coordinates, variables, run)
+        nearest_points = zip(distances.argmin(1), distances.min(1), strict=True)
+        truth = [names[index] if distance <= within else None for index, distance in nearest_points]
+    result = apply_bayes_rule(names, likelihoods, truth, truncated=corpus.truncated)
+    return replace(result, key=texts_digest(corpus, *names), samples=samples)
 
 
-@dataclass(frozen=True)
-class _ClassifiedTexts:
-    """The texts of a table, classified with a uniform prior at temperature 1, and their other log priors by name."""
-
-    corpus: Corpus
-    uniform: Classification
-    log_priors: Mapping[str, Floats]
-
-    def with_named_prior(self, priors: str) -> Classification:
-        """Return the classification with the priors of this name."""
-        return self.uniform if priors == "uniform" else self.uniform.with_log_prior(self.log_priors[priors], priors)
-
-    def with_all_priors(self, first: str, held_out: "_ClassifiedTexts | None") -> Iterator[Classification]:
-        """Yield the classifications with all priors, those with the priors `first` first.
-
-        With `held_out`, each is preceded by the same one at the temperature that fits these texts, except that a
-        temperature does not change predictions with uniform priors, unless these are `first`.
-        """
-        for name in dict.fromkeys((first, *self.log_priors, "uniform")):
-            result = self.with_named_prior(name)
-            if held_out is not None and (name == first or name in self.log_priors):
-                yield result.at_temperature(held_out.with_named_prior(name).fitted_temperature())
-            yield result
-
-    def log_probs(self, priors: str, temperature: float, linear: Floats) -> dict[str, Floats]:
-        """Return the log probabilities (B, K) that a combination reads: tempered likelihood, prior, linear posterior.
-
-        A uniform prior has no weight in a combination, because it does not change predictions.
-        """
-        log_probs = {LIKELIHOOD: self.uniform.at_temperature(temperature).log_posterior}
-        if priors in self.log_priors:
-            log_probs[f"{priors} prior"] = np.broadcast_to(self.log_priors[priors], linear.shape)
-        return {**log_probs, LINEAR_BASELINE: linear}
+def read_points(path: str | Path) -> dict[str, dict[str, float]]:
+    """Read named points, as for `classify_points`, from a table with a column `name` and numeric context columns."""
+    table = open_table(path)
+    if "name" not in table.columns or len(table.columns) < 2:
+        raise UserError(f"{path}: expected a column `name` and numeric columns, got {', '.join(table.columns)}")
+    points: dict[str, dict[str, float]] = {}
+    columns = [column for column in table.columns if column != "name"]
+    for chunk in table.chunks(table.columns):
+        for name, *values in zip(chunk["name"], *(chunk[column] for column in columns), strict=True):
+            point = points[category_name(name)] = {}
+            for column, value in zip(columns, values, strict=True):
+                number = to_number(value)
+                if number is None:
+                    raise UserError(f"{path}: {column} of {name} is not a number")
+                point[column] = number
+    return points
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A classification task: a run, the target and its candidates, and how to read texts."""
+def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
+    """Return the distances (B, K), as defined in `classify_points`, from `texts` (B, N) to `points` (K, N)."""
+    if [name[:3].lower() for name in variables] == ["lat", "lon"]:
+        return great_circle_distances(texts, points)
+    schema_variables = [run.schema.variable(name) for name in variables]
+    periods = np.array([variable.period or math.inf for variable in schema_variables])
+    differences = np.abs(texts[:, None] - points[None]) % periods
+    deviations = np.array([variable.deviation for variable in schema_variables])
+    scaled: Floats = np.minimum(differences, periods - differences) / deviations
+    distances: Floats = np.sqrt((scaled**2).sum(-1))
+    return distances
 
-    run: Run
-    target: str
-    candidates: tuple[str, ...]
-    distractors: tuple[str, ...]
-    unknown: str
 
-    @classmethod
-    def of(cls, run: Run, target: str, values: Sequence[Any], distractors: Sequence[Any], unknown: str) -> "_Task":
-        """Check the arguments of `classify` and return the task."""
-        check_adapted(run)
-        variable = category_variable(run.schema, target)
-        candidates = distinct_category_names(values, "values") or list(variable.values[1:])
-        distractors = distinct_category_names(distractors, "distractors")
-        for name in candidates:
-            check_value(run, variable, name, variable.values[1:])
-        if (count := len({*candidates, *distractors})) < 2:
-            raise UserError(f"{target}: expected at least two values (candidates and distractors), got {count}")
-        return cls(run, target, tuple(candidates), tuple(distractors), unknown)
-
-    def read(self, source: Any) -> Corpus:
-        """Read the texts of a table, which may lack the column of the target."""
-        return self.run.prepare(source, unknown=self.unknown, optional=(self.target,))
-
-    def classify(
-        self, source: Any, corpus: Corpus, prior: LinearClassifier | None, options: Options
-    ) -> _ClassifiedTexts:
-        """Classify the texts of a table, which were read as `corpus`."""
-        run, names, variable = self.run, self.candidates, self.run.schema.variable(self.target)
-        true_values: list[str | None] = [None] * len(corpus)
-        if variable.source_column in _columns(source):
-            labels = _read_category_names(source, variable.source_column)
-            true_values = labels
-        likelihoods = log_likelihoods(run, corpus, [{self.target: name} for name in names], **options)
-        result = apply_bayes_rule(names, likelihoods, true_values, self.distractors, corpus.truncated)
-        key = texts_digest(corpus, self.target, *names)
-        uniform = replace(result, true_values=true_values, key=key, samples=options["samples"])
-        log_priors = {} if prior is None else {"conditional": prior.candidate_log_probs(corpus, names)}
-        log_priors["training"] = training_log_prior(variable, names)
-        return _ClassifiedTexts(corpus, uniform, log_priors)
+def great_circle_distances(first: Floats, second: Floats) -> Floats:
+    """Return the great-circle distances (B, K) in km from `first` (B, 2) to `second` (K, 2), in degrees (lat, lon)."""
+    (first_lat, first_lon), (second_lat, second_lon) = np.radians(first).T, np.radians(second).T
+    lat_haversines = np.sin((first_lat[:, None] - second_lat) / 2) ** 2
+    lon_haversines = np.sin((first_lon[:, None] - second_lon) / 2) ** 2
+    angle_haversines = lat_haversines + np.cos(first_lat)[:, None] * np.cos(second_lat) * lon_haversines
+    result: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, angle_haversines)))
+    return result
 
 
 def _columns(source: Any) -> tuple[str, ...]:
@@ -217,27 +298,45 @@ def _check_combination(run: Run, target: str, calibrate: Any, linear: LinearClas
         raise UserError(f"combination: {missing_baseline(run, target)}")
 
 
-def _with_linear_baseline(
-    result: Classification, linear: LinearClassifier, texts: _ClassifiedTexts, held_out: _ClassifiedTexts | None
+def _combine(
+    results: Mapping[str, Classification], held_out: Mapping[str, Classification], priors: str
 ) -> Classification:
-    """Add the predictions of the linear baseline, and combine it with the model if `held_out` is not None."""
-    log_posterior = linear.candidate_log_probs(texts.corpus, result.names)
-    other_predictions = {**result.other_predictions, LINEAR_BASELINE: log_posterior.argmax(1)}
-    if held_out is None:
-        return replace(result, other_predictions=other_predictions)
-    held_out_log_posterior = linear.candidate_log_probs(held_out.corpus, result.names)
-    temperature, is_labelled = held_out.uniform.fitted_temperature(), held_out.uniform.truth >= 0
-    held_out_log_probs = held_out.log_probs(result.priors, temperature, held_out_log_posterior)
-    weights = fit_combination(
-        {name: values[is_labelled] for name, values in held_out_log_probs.items()}, held_out.uniform.truth[is_labelled]
-    )
-    return replace(
-        texts.uniform,
-        log_posterior=weighted_posterior(weights, texts.log_probs(result.priors, temperature, log_posterior)),
-        priors=result.priors,
-        combination_weights=weights,
-        other_predictions={result.name: result.predicted, **other_predictions},
-    )
+    """Combine the likelihood of the model, a prior and the posterior of the linear baseline.
+
+        p(v | text, o) ~ p(text | v, o)^(a / T)  p(v | o)^b  q(v | text, o)^c
+
+    The temperature T, and then the weights a, b and c, are fitted on held-out texts. A uniform prior has no weight.
+    """
+    temperature, is_labelled = held_out["uniform"].fitted_temperature(), held_out["uniform"].truth >= 0
+
+    def log_probs(results: Mapping[str, Classification]) -> dict[str, Floats]:
+        terms = {LIKELIHOOD: results["uniform"].at_temperature(temperature).log_posterior}
+        if (log_prior := results[priors].log_prior) is not None:
+            terms[f"{priors} prior"] = np.broadcast_to(log_prior, terms[LIKELIHOOD].shape)
+        return {**terms, LINEAR_BASELINE: results[LINEAR_BASELINE].log_posterior}
+
+    held_out_terms = {name: term[is_labelled] for name, term in log_probs(held_out).items()}
+    weights = fit_combination(held_out_terms, held_out["uniform"].truth[is_labelled])
+    log_posterior = weighted_posterior(weights, log_probs(results))
+    return replace(results["uniform"], log_posterior=log_posterior, priors=priors, combination_weights=weights)
+
+
+def fit_combination(log_probs: Mapping[str, Floats], truth: NDArray[np.int64]) -> dict[str, float]:
+    """Return the weight of each log probability (B, K) of texts with the true candidates `truth` (B,)."""
+    from scipy.optimize import minimize
+
+    arrays = np.stack(list(log_probs.values()), axis=-1)  # (B, K, terms)
+
+    def loss(weights: Floats) -> float:
+        return value_nats(normalize(arrays @ weights), truth) + float(weights @ weights) / (2 * len(truth))
+
+    result = minimize(loss, np.full(len(log_probs), 1 / len(log_probs)), tol=1e-8)
+    return dict(zip(log_probs, result.x.tolist(), strict=True))
+
+
+def weighted_posterior(weights: Mapping[str, float], log_probs: Mapping[str, Floats]) -> Floats:
+    """Return the log posterior (B, K) that is proportional to the weighted sum of log probabilities (B, K)."""
+    return normalize(sum((weight * log_probs[name] for name, weight in weights.items()), np.zeros(1)))
 
 
 def category_variable(schema: ContextSchema, target: str) -> Variable:
@@ -259,10 +358,7 @@ def has_labels(source: Any, variable: Variable, names: Sequence[str]) -> bool:
 
 
 def require_labels(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, reason: str) -> None:
-    """Raise a `UserError` unless at least one text of `source` has one of the values `names` of `variable`.
-
-    `reason` says why the caller needs true values; it ends the message.
-    """
+    """Raise a `UserError` unless at least one text of `source` has one of the values `names` of `variable`."""
     table = open_table(source)
     if variable.source_column not in table.columns:
         raise UserError(f"{table.missing_column_error(variable.source_column).message}; {reason}")

@@ -1,6 +1,6 @@
 """Comparison of models that were trained once or with several seeds, as one table.
 
-Differences to the first model have confidence intervals over texts and trainings (`statistics`).
+Differences to the first model have confidence intervals over texts and trainings (`text_figures`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.bootstrap import Interval, format_ends
+from factorcell.bootstrap import Interval
 from factorcell.data.tables.result_rows import ResultRows
-from factorcell.evaluation import statistics
-from factorcell.evaluation.statistics import Ratios
-from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, gain_from_nats
 from factorcell.io.escapes import align_columns
 from factorcell.io.lazy import LazyMethod
 from factorcell.runs.saved_results import (
     BASELINE_ACCURACY,
     BASELINE_BITS,
     BASELINE_GAIN,
+    BEST_MARK,
     FIGURES,
+    REFERENCES,
     UNKNOWN_CONTEXT_GAIN,
     format_difference,
+    format_figure,
     gain_title,
     measure_name,
 )
@@ -38,17 +39,13 @@ COMPARED_FIGURES = {
 GAINS = (UNKNOWN_CONTEXT_GAIN, BASELINE_GAIN)
 DIFFERENCES = (*GAINS, BASELINE_BITS, BASELINE_ACCURACY)
 AVERAGED_FIGURES = (*FIGURES, "minutes")
-BEST_MARK = "*"  # follows a figure that is significantly better than all others
 NUMBER_FORMATS = {"majority": ".4f", "linear_accuracy": ".4f", "parameters": ",.0f", "minutes": ".2f"}
-TITLES = {"majority": "majority class", "linear_accuracy": "linear baseline"}
+TITLES = {name: name for name in ("model", "parameters", "minutes")} | dict(REFERENCES)
 
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """The results of a model: for each of its trainings, a row of figures (`rows`) and the figures per text (`texts`).
-
-    A deterministic model, such as an n-gram model, has one training.
-    """
+    """The results of a model: for each training, a row of figures (`rows`) and the figures per text (`texts`)."""
 
     name: str
     rows: Sequence[Mapping[str, Any]]
@@ -76,22 +73,18 @@ class Comparison(ResultRows):
         return "\n".join([*align_columns([columns, *cell_texts]), *self.notes()])
 
     def table(self) -> tuple[list[dict[str, str]], list[str]]:
-        """Return a dict from column to text for each row, and the columns in their order.
-
-        The unit of perplexities is in the titles of their columns if it is the same for all models.
-        """
+        """Return a dict from column to text for each row, and the columns in their order."""
         units = {str(row["unit"]) for row in self if row.get("unit")}
-        titles = {name: measure_name(name, min(units) if len(units) == 1 else None) for name in FIGURES}
-        names = ["model", "perplexity", "perplexity_known", *GAINS, "bits_per_byte", BASELINE_BITS]
-        names += ["accuracy", BASELINE_ACCURACY, *NUMBER_FORMATS]
+        titles = TITLES | {name: measure_name(name, min(units) if len(units) == 1 else None) for name in FIGURES}
         for name in DIFFERENCES:
-            baselines = [row["baseline"][name] for row in self if name in (row.get("baseline") or ())]
+            baselines = [row["baseline"][name] for row in self if name in row.get("baseline", ())]
             titles[name] = gain_title(name, baselines[0] if baselines else None)
-        cells_of_rows = [
-            {titles.get(name, TITLES.get(name, name)): text for name, text in _cells(row).items()} for row in self
-        ]
-        columns = [titles.get(name, TITLES.get(name, name)) for name in names]
-        return cells_of_rows, [name for name in columns if any(name in cells for cells in cells_of_rows)]
+        names = ["model", "perplexity", *GAINS, "bits_per_byte", BASELINE_BITS, "accuracy", BASELINE_ACCURACY]
+        names += ["perplexity_known", *NUMBER_FORMATS]
+        rows = [_cells(row) for row in self]
+        names = [name for name in names if any(name in cells for cells in rows)]
+        titled_rows = [{titles[name]: cells[name] for name in names if name in cells} for cells in rows]
+        return titled_rows, [titles[name] for name in names]
 
     def notes(self) -> list[str]:
         """Return the lines of the legend below the table."""
@@ -132,7 +125,7 @@ def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[R
             second = 1
         if ratios is not None:
             difference = ratios.difference(second, 0) if higher_is_better else ratios.difference(0, second)
-            interval = statistics.gain_from_nats(difference) if name == "perplexity" else difference
+            interval = gain_from_nats(difference) if name == "perplexity" else difference
             row = compared[index][1]
             row |= interval.to_row(difference_name)
             row["baseline"] = {**row.get("baseline", {}), difference_name: compared[0][0].name}
@@ -175,22 +168,11 @@ def _cells(row: Row) -> dict[str, str]:
     return cells | {name: format(row[name], form) for name, form in NUMBER_FORMATS.items() if row.get(name) is not None}
 
 
-def format_figure(row: Mapping[str, Any], name: str) -> str:
-    """Format a figure with its standard deviation, its interval, and the mark of a best figure."""
-    number_format = FIGURES[name]
-    deviation, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
-    text = format(row[name], number_format) + ("" if deviation is None else f" ± {deviation:{number_format}}")
-    text += BEST_MARK if name in row.get("ahead", ()) else ""
-    return text if low is None or high is None else f"{text} {format_ends(low, high, number_format)}"
-
-
 def difference_to_baseline(model: Figures, baseline: Figures) -> Row:
     """Return the differences of the figures of `model` to those of `baseline` that are comparable, with intervals."""
     row: Row = {}
     for name in ("perplexity", "bits_per_byte"):
         if name in model and name in baseline and (ratios := Ratios.from_sums([[baseline[name]], [model[name]]])):
             interval: Interval = ratios.difference(0, 1)
-            row |= (statistics.gain_from_nats(interval) if name == "perplexity" else interval).to_row(
-                COMPARED_FIGURES[name][0]
-            )
+            row |= (gain_from_nats(interval) if name == "perplexity" else interval).to_row(COMPARED_FIGURES[name][0])
     return row

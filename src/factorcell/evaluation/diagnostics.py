@@ -113,10 +113,7 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str], specified:
 
 
 def _is_insignificant(row: Row) -> bool:
-    """Return whether a gain over an unknown context is not significant, and certainly below `MIN_GAIN`.
-
-    The wide interval of a few development texts says nothing.
-    """
+    """Return whether a gain over an unknown context is not significant, and certainly below `MIN_GAIN`."""
     low, high = row.get(f"{UNKNOWN_CONTEXT_GAIN}_low"), row.get(f"{UNKNOWN_CONTEXT_GAIN}_high")
     return low is not None and high is not None and low <= 0 and high < MIN_GAIN
 
@@ -164,12 +161,9 @@ def table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
 
 
 def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Finding | None:
-    """Return a finding if more than 5 % of the texts of `corpus` are training texts.
+    """Return a finding if more than 5 % of the texts of `corpus`, which `name` names, are training texts.
 
-    Args:
-        corpus: The texts.
-        hashes: The hashes of all training texts (`text_hashes`), or the smallest `MAX_TEXT_HASHES` of them.
-        name: What the texts are called.
+    `hashes` are those of all training texts (`text_hashes`), or the smallest `MAX_TEXT_HASHES` of them.
     """
     text_hash = text_hashes(corpus)
     is_compared = ~is_empty_text(corpus)
@@ -203,30 +197,38 @@ def classification_findings(run: Run, target: str) -> Iterator[Finding]:
 def training_difference(run: Scorer, baseline: Scorer) -> str | None:
     """Return a sentence about differences between two trainings that a gain includes, in addition to the context.
 
-    These are n-gram counts that only one of them predicts with, the number of training texts that each model read (only
-    of runs without fine-tuning, if they differ by more than 1 %), the backbones, and the sizes of embeddings and
-    layers. The result is None without such a difference.
+    These are n-gram counts, the numbers of training texts that the models read, the backbones, and the sizes of
+    embeddings and layers. The result is None without such a difference.
     """
     if not (isinstance(run, Run) and isinstance(baseline, Run)):
         return None
-    differences = []
-    if mixed := [name for name, model in (("the baseline", baseline), ("this run", run)) if model.mixture is not None]:
-        differences += [f"only {mixed[0]} predicts with n-gram counts"] if len(mixed) == 1 else []
-    texts, baseline_texts = training_texts(run), training_texts(baseline)
-    if texts and baseline_texts and differ([texts, baseline_texts]):
-        differences.append(f"the baseline read {baseline_texts:,} training texts, this run {texts:,}")
-    sizes, baseline_sizes = _sizes(run), _sizes(baseline)
-    for name, size in sizes.items():
-        if baseline_sizes.get(name, size) != size:
-            differences.append(f"the baseline has {name} {baseline_sizes[name]}, this run {size}")
-    if not differences:
+    facts, baseline_facts = _compared_facts(run), _compared_facts(baseline)
+    texts = [row["training texts"] for row in (facts, baseline_facts) if "training texts" in row]
+    names = [name for name in facts if baseline_facts.get(name, facts[name]) != facts[name]]
+    if not differ(texts):
+        names = [name for name in names if name != "training texts"]
+    if not names:
         return None
-    return f"the trainings differ in more than the context ({'; '.join(differences)}), which the difference includes"
+    differences = "; ".join(f"{name}: {facts[name]}, the baseline {baseline_facts[name]}" for name in names)
+    return f"the trainings differ in more than the context ({differences}), which the difference includes"
+
+
+def _compared_facts(run: Run) -> Row:
+    """Return what `training_difference` compares, by names."""
+    options: Row = {"embedding_size": run.config.model.embedding_size, **asdict(run.config.backbone)}
+    names = [name for name in ("embedding_size", "layers", "hidden_size", "base", "architecture") if name in options]
+    texts = training_texts(run)
+    return {
+        "n-gram counts": "yes" if run.mixture is not None else "no",
+        **({"training texts": texts} if texts else {}),
+        "backbone": run.config.backbone.kind,
+        **{name: options[name] for name in used_options(names, run.config, run.schema)},
+    }
 
 
 def differ(text_counts: Sequence[int]) -> bool:
     """Return whether the numbers of training texts of several models differ by more than 1 %."""
-    return max(text_counts) > 1.01 * min(text_counts)
+    return max(text_counts, default=0) > 1.01 * min(text_counts, default=0)
 
 
 def training_texts(run: Run) -> int | None:
@@ -239,11 +241,3 @@ def training_texts(run: Run) -> int | None:
         return None
     passes = float(log[-1]["tokens"]) / int(facts["targets"])
     return round(passes * int(facts["texts"]))
-
-
-def _sizes(run: Run) -> Row:
-    """Return the kind of the backbone of a run, its Transformer, and the sizes of its layers, by names of options."""
-    options: Row = {"embedding_size": run.config.model.embedding_size, **asdict(run.config.backbone)}
-    names = [name for name in ("embedding_size", "layers", "hidden_size", "base", "architecture") if name in options]
-    sizes = {name: options[name] for name in used_options(names, run.config, run.schema)}
-    return {"backbone": run.config.backbone.kind, **sizes}

@@ -34,7 +34,7 @@ from factorcell.options.option_fields import NAMES
 from factorcell.runs.run import MAX_BATCH_TOKENS, Run
 
 Floats = NDArray[np.float64]
-Candidate = tuple[Tensor, Tensor]  # categories (C,) and numbers (N,), with -2 and infinity for absent variables
+Candidates = tuple[Tensor, Tensor]  # categories (K, C) and numbers (K, N), with -2 and infinity for absent variables
 
 
 def log_likelihoods(
@@ -73,7 +73,7 @@ def log_likelihoods(
     if samples and run.mixture is not None:
         raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
     sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
-    encoded_candidates = [_encode_candidate(run, candidate) for candidate in candidates]
+    encoded = _encode_candidates(run, candidates)
     log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
     other_values = _other_values(run, corpus, candidates[0])
     # If the texts differ in no other context value, each candidate has one context, which is computed only once.
@@ -84,29 +84,23 @@ def log_likelihoods(
     with bar, run.scoring():
         if has_one_context and len(candidates) <= max_texts:
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
-            shared_conditioning = run.predictor.condition(_candidate_contexts(context, encoded_candidates))
+            shared_conditioning = run.predictor.condition(_candidate_contexts(context, encoded))
         # Batches of texts are small enough to be repeated for up to 64 candidates within both limits.
         repetitions = min(len(candidates), 64, max_texts)
         for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // repetitions), max_texts=max_texts // repetitions):
             batch = run.batch(corpus, rows)
             fitting_count = min(MAX_BATCH_TOKENS // (batch.tokens.shape[1] * len(rows)), max_texts // len(rows))
-            candidates_per_batch = max(1, fitting_count)
-            for begin in range(0, len(encoded_candidates), candidates_per_batch):
-                batch_candidates = encoded_candidates[begin : begin + candidates_per_batch]
-                end = begin + len(batch_candidates)
-                candidate_indices = torch.arange(begin, end, device=run.device)
-                conditioning = shared_conditioning.select(candidate_indices) if shared_conditioning else None
-                nats = _candidate_nats(run, batch, batch_candidates, conditioning, sampled_tokens)
-                log_probs[rows, begin:end] = -nats
-                bar.update(len(rows) * len(batch_candidates))
+            for indices in torch.split(torch.arange(len(candidates), device=run.device), max(1, fitting_count)):
+                conditioning = shared_conditioning.select(indices) if shared_conditioning else None
+                categories, numbers = (values[indices] for values in encoded)
+                nats = _candidate_nats(run, batch, (categories, numbers), conditioning, sampled_tokens)
+                log_probs[rows[:, None], indices.cpu().numpy()] = -nats
+                bar.update(nats.size)
     return log_probs
 
 
 def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
-    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones.
-
-    Raises a `UserError` for the proposal "unigram" if the run has no saved token counts.
-    """
+    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones."""
     memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
     if proposal == "unigram":
         token_counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
@@ -120,10 +114,10 @@ def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") ->
 
 
 def _candidate_nats(
-    run: Run, batch: Batch, candidates: list[Candidate], conditioning: Conditioning | None, samples: Samples | None
+    run: Run, batch: Batch, candidates: Candidates, conditioning: Conditioning | None, samples: Samples | None
 ) -> Floats:
     """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
-    text_count, candidate_count = len(batch.rows), len(candidates)
+    text_count, candidate_count = len(batch.rows), len(candidates[0])
     context_of_row = torch.arange(candidate_count, device=run.device).repeat(text_count)
     contexts = _candidate_contexts(batch.context, candidates)
     if conditioning is None:
@@ -140,32 +134,33 @@ def _candidate_nats(
     return nats_of_texts
 
 
-def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> Candidate:
-    """Return the values of a candidate as the model reads them."""
-    categories = torch.full((len(run.schema.categories),), -2)
-    numbers = torch.full((len(run.schema.numbers),), torch.inf)
-    for name, value in candidate.items():
-        variable = run.schema.variable(name)
-        if variable.kind == "category":
-            category = category_name(value)
-            check_value(run, variable, category, variable.values)
-            categories[run.schema.categories.index(variable)] = variable.values.index(category)
-        elif variable in run.schema.numbers:
-            number = to_number(value)
-            if number is None:
-                raise UserError(f"{name}: expected a number, got {value!r}")
-            numbers[run.schema.numbers.index(variable)] = number % variable.period if variable.period else number
-        else:
-            raise UserError(f"{name}: expected a category or a number, got a variable of kind {variable.kind}")
+def _encode_candidates(run: Run, candidates: Sequence[Mapping[str, Any]]) -> Candidates:
+    """Return the values of the candidates as the model reads them."""
+    categories = torch.full((len(candidates), len(run.schema.categories)), -2)
+    numbers = torch.full((len(candidates), len(run.schema.numbers)), torch.inf)
+    for row, candidate in enumerate(candidates):
+        for name, value in candidate.items():
+            variable = run.schema.variable(name)
+            if variable.kind == "category":
+                category = category_name(value)
+                check_value(run, variable, category, variable.values)
+                categories[row, run.schema.categories.index(variable)] = variable.values.index(category)
+            elif variable in run.schema.numbers:
+                number = to_number(value)
+                if number is None:
+                    raise UserError(f"{name}: expected a number, got {value!r}")
+                number = number % variable.period if variable.period else number
+                numbers[row, run.schema.numbers.index(variable)] = number
+            else:
+                raise UserError(f"{name}: expected a category or a number, got a variable of kind {variable.kind}")
     return categories.to(run.device), numbers.to(run.device)
 
 
-def _candidate_contexts(context: Context, candidates: list[Candidate]) -> Context:
+def _candidate_contexts(context: Context, candidates: Candidates) -> Context:
     """Return B * K contexts: for each of B texts in turn, its context with the values of each of K candidates."""
-    categories = torch.stack([candidate_categories for candidate_categories, _ in candidates]).repeat(len(context), 1)
-    numbers = torch.stack([candidate_numbers for _, candidate_numbers in candidates]).repeat(len(context), 1)
+    categories, numbers = (values.repeat(len(context), 1) for values in candidates)
     text_indices = torch.arange(len(context), device=categories.device)
-    repeated_contexts = context.select(text_indices.repeat_interleave(len(candidates)))
+    repeated_contexts = context.select(text_indices.repeat_interleave(len(candidates[0])))
     return replace(
         repeated_contexts,
         categories=torch.where(categories == -2, repeated_contexts.categories, categories),

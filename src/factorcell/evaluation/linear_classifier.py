@@ -164,14 +164,7 @@ class LinearClassifier:
 
     def _tfidf(self, corpus: Corpus) -> Any:
         """Return the TF-IDF features of texts as a sparse matrix (B, n-grams)."""
-        from scipy.sparse import csr_array
-
-        texts, keys = text_ngrams(corpus, self.order)
-        columns = np.searchsorted(self.ngrams, keys).clip(max=max(0, len(self.ngrams) - 1))
-        is_read = self.ngrams[columns] == keys if len(self.ngrams) else np.zeros(len(keys), dtype=bool)
-        positions = texts[is_read].astype(np.int32), columns[is_read].astype(np.int32)
-        features = csr_array((np.ones(len(positions[0]), np.float32), positions), (len(corpus), len(self.ngrams)))
-        features.sum_duplicates()
+        features = count_ngrams(corpus, self.order, self.ngrams)
         features.data = (1 + np.log(features.data)) * self.idf[features.indices]
         norms = np.sqrt(np.asarray(features.power(2).sum(1)))
         features.data /= np.repeat(norms, np.diff(features.indptr))
@@ -319,13 +312,23 @@ def text_ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
     return np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
 
 
+def count_ngrams(corpus: Corpus, order: int, ngrams: NDArray[np.uint64]) -> Any:
+    """Return the counts of the n-grams with these keys in each text as a sparse matrix (B, n-grams)."""
+    from scipy.sparse import csr_array
+
+    texts, keys = text_ngrams(corpus, order)
+    columns = np.searchsorted(ngrams, keys).clip(max=max(0, len(ngrams) - 1))
+    is_read = ngrams[columns] == keys if len(ngrams) else np.zeros(len(keys), dtype=bool)
+    positions = texts[is_read].astype(np.int32), columns[is_read].astype(np.int32)
+    counts = csr_array((np.ones(len(positions[0]), np.float32), positions), (len(corpus), len(ngrams)))
+    counts.sum_duplicates()
+    return counts
+
+
 def choose_ngrams(
     corpus: Corpus, order: int, min_users: int, max_count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
-    """Return the keys of the n-grams that enough texts or users have, at most `max_count`, and their IDF.
-
-    The IDF is log((1 + texts) / (1 + texts with the n-gram)) + 1, as in scikit-learn.
-    """
+    """Return the keys of the n-grams that enough texts or users have, at most `max_count`, and their IDF."""
     from scipy.sparse import csr_array
 
     texts, keys = text_ngrams(corpus, order)

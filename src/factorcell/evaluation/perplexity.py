@@ -25,11 +25,10 @@ from factorcell.data.tables.natural_order import natural_order
 from factorcell.data.tables.result_rows import ResultRows
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
-from factorcell.evaluation import statistics, text_figures
+from factorcell.evaluation import text_figures
 from factorcell.evaluation.comparison import difference_to_baseline
 from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
-from factorcell.evaluation.statistics import Ratios
-from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.evaluation.text_figures import Figures, Ratios, TextSums
 from factorcell.io.lazy import LazyMethod
 from factorcell.nn.scoring import Scorer, Tally
 from factorcell.runs.run import Run
@@ -124,18 +123,17 @@ def evaluate(
         UserError: The baseline reads the texts differently, or the table has an invalid context value.
     """
     if baseline is not None and by:
-        check_vocabularies(run, baseline, "remove --by to compare the whole table in bits per byte")  # before reading
+        check_vocabularies(run, baseline)  # before reading
     groups_by_column = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     report_repeated_texts(run, corpus)
     for model in (run, baseline):
         report_run(model)
-    nats = run.nats(corpus)
-    figures = text_figures.figures_from_nats(nats, corpus)
-    row = {"unit": run.tokenizer.unit, **summary_row(nats, corpus)}
+    result = _evaluate_corpus(run, corpus)
+    row, figures = result.row, result.figures
     other_figures, evaluated_baseline, key = None, None, BASELINE_GAIN
     if baseline is not None:
-        evaluated_baseline = _evaluate_baseline(run, baseline, corpus, source, unknown)
+        evaluated_baseline = _evaluate_corpus(baseline, _read_for_baseline(run, baseline, corpus, source, unknown))
         other_figures = evaluated_baseline.figures
         row |= {"baseline": baseline.folder.name, **difference_to_baseline(figures, other_figures)}
         if BASELINE_BITS in row:
@@ -148,15 +146,23 @@ def evaluate(
         row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
     other_sums = None if other_figures is None else other_figures["perplexity"]
     rows_by_column = {
-        column: gains(figures["perplexity"], other_sums, groups, key) for column, groups in groups_by_column.items()
+        column: value_rows(figures["perplexity"], other_sums, groups, key)
+        for column, groups in groups_by_column.items()
     }
     return Evaluation(row, rows_by_column, figures, evaluated_baseline)
 
 
+def _evaluate_corpus(model: Scorer, corpus: Corpus) -> Evaluation:
+    nats = model.nats(corpus)
+    row = {"unit": model.tokenizer.unit, **summary_row(nats, corpus)}
+    return Evaluation(row, {}, text_figures.figures_from_nats(nats, corpus))
+
+
 def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
     """Return the figures of a table from the nats of all targets of `corpus`."""
+    bits = text_figures.figures_from_nats(nats, corpus).get("bits_per_byte")
     nats, is_known = nats.astype(np.float64), is_known_target(corpus)
-    return {
+    row: Row = {
         "texts": len(corpus),
         "truncated": int(corpus.truncated.sum()),
         "targets": len(nats),
@@ -164,17 +170,12 @@ def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
         "unknown_share": float(1 - is_known.mean()),
         "perplexity": Tally(float(nats.sum()), len(nats)).perplexity,
         "perplexity_known": Tally(float(nats[is_known].sum()), int(is_known.sum())).perplexity,
-        **_bits_per_byte(text_figures.figures_from_nats(nats, corpus).get("bits_per_byte")),
     }
-
-
-def _bits_per_byte(sums: TextSums | None) -> Row:
-    """Return the entries of a row for bits per byte; empty if the model has none, or without counted bytes."""
-    if sums is None or not sums.denominator[sums.is_included].any():
-        return {}
-    ratios = Ratios.from_sums([[sums]])
-    assert ratios is not None
-    return {**ratios.interval(0).to_row("bits_per_byte"), "bits_per_byte_texts": int(sums.is_included.sum())}
+    if bits is not None and bits.denominator[bits.is_included].any():
+        ratios = Ratios.from_sums([[bits]])
+        assert ratios is not None
+        row |= {**ratios.interval(0).to_row("bits_per_byte"), "bits_per_byte_texts": int(bits.is_included.sum())}
+    return row
 
 
 def reads_context(model: Scorer) -> bool:
@@ -187,42 +188,28 @@ def without_context(model: Scorer, corpus: Corpus) -> Figures:
     return text_figures.figures_from_nats(model.nats(corpus.without_context(model.schema)), corpus)
 
 
-def check_vocabularies(run: Scorer, baseline: Scorer, remedy: str = "compare bits per byte") -> None:
-    """Raise a `UserError`, which ends with `remedy`, unless both models predict the same tokens."""
-    if not _have_equal_vocabularies(run, baseline):
+def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
+    """Raise a `UserError` unless both models predict the same tokens."""
+    if baseline.tokenizer.tokens != run.tokenizer.tokens:
+        problem = "the vocabularies differ, so gains in perplexity cannot be computed"
+        remedy = "remove --by to compare the whole table in bits per byte"
+        raise UserError(f"{baseline.folder} and {run.folder}: {problem}; {remedy}")
+
+
+def _read_for_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: Any, unknown: str) -> Corpus:
+    """Return the texts of `corpus`, which `run` has prepared, as the baseline reads them."""
+    has_same_tokens = baseline.tokenizer.tokens == run.tokenizer.tokens
+    if has_same_tokens and not reads_context(baseline):
+        return corpus.without_context(baseline.schema)
+    baseline_corpus = baseline.prepare(source, unknown=unknown)
+    if has_same_tokens and text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):
         folders = f"{baseline.folder} and {run.folder}"
-        raise UserError(f"{folders}: the vocabularies differ, so gains in perplexity cannot be computed; {remedy}")
+        raise UserError(f"{folders}: the models read the texts differently, so perplexities cannot be compared")
+    return baseline_corpus
 
 
-def _have_equal_vocabularies(run: Scorer, baseline: Scorer) -> bool:
-    return baseline.tokenizer.tokens == run.tokenizer.tokens
-
-
-def _evaluate_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: Any, unknown: str) -> Evaluation:
-    """Evaluate the baseline on the texts of `corpus`, which `run` has prepared.
-
-    A baseline that depends on a context, and one with other tokens, reads its own columns in `source`.
-    """
-    if not _have_equal_vocabularies(run, baseline):
-        baseline_corpus = baseline.prepare(source, unknown=unknown)
-    elif reads_context(baseline):
-        baseline_corpus = baseline.prepare(source, unknown=unknown)
-        if text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):
-            folders = f"{baseline.folder} and {run.folder}"
-            raise UserError(f"{folders}: the models read the texts differently, so perplexities cannot be compared")
-    else:
-        baseline_corpus = corpus.without_context(baseline.schema)
-    nats = baseline.nats(baseline_corpus)
-    figures = text_figures.figures_from_nats(nats, baseline_corpus)
-    row = {"unit": baseline.tokenizer.unit, **summary_row(nats, baseline_corpus)}
-    return Evaluation(row, {}, figures)
-
-
-def gains(model: TextSums, baseline: TextSums | None, groups: Sequence[str], key: str) -> ResultRows:
-    """Return a row of figures for each group from the perplexity figures of both models and the group of each text.
-
-    `key` is the name of the gain. Without figures of a baseline, the rows have no gain.
-    """
+def value_rows(model: TextSums, baseline: TextSums | None, groups: Sequence[str], key: str) -> ResultRows:
+    """Return a row of figures for each group of texts; with a baseline, the rows have the gain `key`."""
     members_by_group: dict[str, list[int]] = {}
     for index, group in enumerate(groups):
         members_by_group.setdefault(group, []).append(index)
@@ -248,14 +235,11 @@ def gain(model: TextSums, baseline: TextSums) -> Interval:
     """Return the relative reduction of the perplexity from `baseline` to `model`; both must have the same texts."""
     ratios = Ratios.from_sums([[baseline], [model]])
     assert ratios is not None
-    return statistics.gain_from_nats(ratios.difference(0, 1))
+    return text_figures.gain_from_nats(ratios.difference(0, 1))
 
 
 def has_only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
-    """Return whether `run` distinguishes users but no text of `corpus` is by a known user.
-
-    If so, the model reads all texts as written by the unknown user, and its gain does not show that of known users.
-    """
+    """Return whether `run` distinguishes users but no text of `corpus` is by a known user."""
     if not isinstance(run, Run) or not run.config.data.user or run.model.encoder is None:
         return False
     user_index = run.schema.categories.index(run.schema.variable(run.config.data.user))
@@ -284,24 +268,20 @@ def value_groups(values: Sequence[Any]) -> list[str]:
     number_by_row = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
     if None in number_by_row.values() or len(set(number_by_row.values())) <= 4 * QUANTILE_RANGES:
         return [category_name_or_none(value) or MISSING_GROUP for value in values]
-    present_numbers = np.array(list(number_by_row.values()), dtype=np.float64)
-    edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, QUANTILE_RANGES + 1)))
-    range_indices = np.clip(np.searchsorted(edges, present_numbers, side="right") - 1, 0, len(edges) - 2)
-    indices = np.unique(range_indices).tolist()
-    numbers_by_range = [present_numbers[range_indices == index] for index in indices]
-    names = _range_names([(float(numbers.min()), float(numbers.max())) for numbers in numbers_by_range])
-    name_by_index = dict(zip(indices, names, strict=True))
+    numbers = np.array(list(number_by_row.values()), dtype=np.float64)
+    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, QUANTILE_RANGES + 1)))
+    range_of_number = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
+    ranges = np.unique(range_of_number).tolist()
+    members = [numbers[range_of_number == index] for index in ranges]
+    names = _range_names([(float(numbers.min()), float(numbers.max())) for numbers in members])
     groups = [MISSING_GROUP] * len(values)
-    for row, range_index in zip(number_by_row, range_indices.tolist(), strict=True):
-        groups[row] = name_by_index[range_index]
+    for row, index in zip(number_by_row, range_of_number.tolist(), strict=True):
+        groups[row] = names[ranges.index(index)]
     return groups
 
 
 def _range_names(ranges: Sequence[tuple[float, float]]) -> list[str]:
-    """Return a name such as "1996 to 2005" for each range (lowest number, highest number), in ascending order.
-
-    Numbers have at least four significant digits, and as many as distinguish the end of a range from the next one.
-    """
+    """Return a name such as "1996 to 2005" for each range (lowest number, highest number), in ascending order."""
     names: list[list[str]] = []
     for digits in range(4, 18):
         names = [[f"{end:.0f}" if end.is_integer() else f"{end:.{digits}g}" for end in ends] for ends in ranges]
@@ -319,8 +299,7 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     if not run.model.is_adapted:
         return None
     indices = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held_out))[:MAX_EFFECT_TEXTS])
-    sample = held_out.select(indices)
-    saved_sums = None
+    sample, saved_sums = held_out.select(indices), None
     if run.mixture is None:  # training saved the figures of the neural model alone
         saved_sums = text_figures.load(run.folder, text_figures.DEVELOPMENT_RESULT).get("perplexity")
     if saved_sums is None or saved_sums.key != text_figures.texts_digest(held_out):
@@ -328,20 +307,19 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     else:
         adapted_sums = saved_sums.select(indices)
     baseline_sums = without_context(run, sample)["perplexity"]
-    # Both figures have the same texts, but the key of selected texts differs from that of the sample.
-    effect = gain(adapted_sums._replace(key=baseline_sums.key), baseline_sums)
-    row: Row = {"texts": len(sample), **effect.to_row(UNKNOWN_CONTEXT_GAIN)}
+    row: Row = {"texts": len(sample), **_gain_of_same_texts(adapted_sums, baseline_sums)}
     if columns := _measure_columns(run, sample, baseline_sums):
         row["columns"] = columns
     return {**row, "only_unknown_users": True} if has_only_unknown_users(run, held_out) else row
 
 
-def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[str, Row]:
-    """Measure the gain of each column of a run with several columns, while the others have their expected values.
+def _gain_of_same_texts(model: TextSums, baseline: TextSums) -> Row:
+    """Return a gain over an unknown context; both figures have the same texts, although their keys may differ."""
+    return gain(model._replace(key=baseline.key), baseline).to_row(UNKNOWN_CONTEXT_GAIN)
 
-    Prompts, and columns of which no text has a known value, are left out. `baseline_sums` are the figures of the texts
-    with the expected context.
-    """
+
+def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[str, Row]:
+    """Measure the gain of each column of a run with several columns, while the others have their expected values."""
     if len(run.schema.columns()) < 2:
         return {}
     count = min(len(sample), len(sample) * MAX_COLUMN_TARGETS // sample.target_count + 1)
@@ -352,6 +330,5 @@ def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[
         corpus = texts.without_context(run.schema, keep=column)
         if column not in categories or (corpus.categories > 0).any():  # 0 is the unknown value
             sums = text_figures.figures_from_nats(run.nats(corpus), texts)["perplexity"]
-            effect = gain(sums._replace(key=baseline_sums.key), baseline_sums)
-            effects[column] = {"texts": len(texts), **effect.to_row(UNKNOWN_CONTEXT_GAIN)}
+            effects[column] = {"texts": len(texts), **_gain_of_same_texts(sums, baseline_sums)}
     return effects

@@ -1,14 +1,10 @@
 """Open models by their folders, and save and read the results in these folders."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell.config import Config
-from factorcell.data.columns.values import category_name, to_number
-from factorcell.data.tables.tables import open_table, table_name
-from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
@@ -37,10 +33,7 @@ def open_model(folder: str | Path, device: str = "cpu", precision: str = AUTO) -
 
 
 def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
-    """Return the folders that contain a run or a file with one of `names`.
-
-    Each of `folders` is such a folder or has such subfolders; otherwise the function raises a `UserError`.
-    """
+    """Return the folders that contain a run or a file with one of `names`."""
     models: list[Path] = []
     for folder in folders:
         patterns = [f"*/{name}" for name in ("weights.safetensors", *names)]
@@ -50,21 +43,6 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
             raise not_a_run_error(folder, "a trained run or a folder of trained runs")
         models += [folder] if is_model else subfolders
     return list(dict.fromkeys(models))
-
-
-def reading_options(like: Path | None, config: Path | None, text: str | None = None) -> tuple[Config, Tokenizer | None]:
-    """Return the options for reading texts, and a tokenizer or None.
-
-    The options and the tokenizer are those of the model in the folder `like`. Without `like`, the options are those of
-    the file `config`, or the defaults, and the tokenizer is None. `text` replaces the name of the text column.
-    """
-    if like is not None and config is not None:
-        raise UserError("expected either --like or --config, got both")
-    options, tokenizer = Config.of(config=config) if config else Config(), None
-    if like is not None:
-        model = open_model(like)
-        options, tokenizer = model.config, model.tokenizer
-    return (options if text is None else options.with_options(text=text)), tokenizer
 
 
 def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
@@ -98,10 +76,7 @@ def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation, baseline: Sc
 
 
 def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
-    """Classify texts by the variable `target`, save the result in the run, and return its row and text figures.
-
-    Nothing is saved if no text has a true value.
-    """
+    """Classify texts by the variable `target`, save the result in the run, and return its row and text figures."""
     result = classify(run, table, target)
     row = classification_row(run, table, target, result, result.metrics())
     figures = {"accuracy": text_accuracies(result)}
@@ -111,47 +86,15 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
 
 
 def classification_row(run: Run, table: Any, target: str, result: Classification, metrics: Row) -> Row:
-    """Return the row of a classification that `save_result` saves.
-
-    `target` is the column of the true values, or a description of the points of which the nearest is the true value.
-    """
+    """Return the row of a classification, whose `target` is a column or describes points, that `save_result` saves."""
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
     identity = {"kind": "classify", "table": table_name(table), "target": target, **prediction_fields(run)}
     metrics = {name: value for name, value in metrics.items() if name != "others"}
     return {**identity, "samples": result.samples, **metrics, "confusion": confusion}
 
 
-def describe_points(path: str | Path, result: Classification, within: float) -> str:
-    """Return a description of the points of a classification: their number, their table and the maximum distance."""
-    limit = f", within {within:g}" if math.isfinite(within) else ""
-    return f"the nearest of {len(result.names):,} points of {table_name(path)}{limit}"
-
-
 def prediction_fields(model: Scorer) -> Row:
-    """Return a row about how a model predicts, for its results.
-
-    `precision` is the numeric precision of matrix products, which changes the last digits of figures; models without
-    matrix products, such as n-gram models, have none. `predictor` is "mixture" if a run predicts with its n-gram
-    mixture; the results of its neural model alone have no such field.
-    """
+    """Return the `precision` of the matrix products of a model, and "mixture" as its `predictor` if it has one."""
     precision = {"precision": model.precision} if hasattr(model, "precision") else {}
     is_mixture = isinstance(model, Run) and model.mixture is not None
     return {**precision, **({"predictor": "mixture"} if is_mixture else {})}
-
-
-def read_points(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read named points, as for `classify_points`, from a table with a column `name` and numeric context columns."""
-    table = open_table(path)
-    if "name" not in table.columns or len(table.columns) < 2:
-        raise UserError(f"{path}: expected a column `name` and numeric columns, got {', '.join(table.columns)}")
-    points = {}
-    for chunk in table.chunks(table.columns):
-        for index, name in enumerate(chunk["name"]):
-            value_by_column = {column: to_number(chunk[column][index]) for column in table.columns if column != "name"}
-            point: dict[str, float] = {}
-            for column, value in value_by_column.items():
-                if value is None:
-                    raise UserError(f"{path}: {column} of {name} is not a number")
-                point[column] = value
-            points[category_name(name)] = point
-    return points

@@ -2,22 +2,24 @@
 
 import copy
 import itertools
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import find_adapter
 from factorcell.errors import UserError
-from factorcell.hf.context_config import ContextConfig
-from factorcell.io.digests import sha256_of
+from factorcell.hf.contexts import ContextConfig
 from factorcell.io.findings import Finding, report
 from factorcell.nn.backbones.adapted_modules import Projection
 
 BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
+FIRST_COUNT = 16  # numbers of each tensor by which another base is recognized
+TOLERANCE = 0.01  # largest relative difference of equal numbers, which may be rounded to 16 bits
 # Classes of layers whose maps cannot be adapted: they read the weights of a map instead of calling it, or, as XLNet,
 # call it with inputs whose first dimension is not that of the texts.
 REFUSED_LAYERS = re.compile(
@@ -76,11 +78,7 @@ def bias_names(model: Any) -> set[str]:
 def declare_biases(base: Any, former: set[str]) -> None:
     """Let the config of a plain model say which maps have got a bias, so that a saved model is loaded with its biases.
 
-    A finding says if the architecture has no place for some of them.
-
-    Args:
-        base: The model.
-        former: The names of its biases before.
+    `former` are the names of its biases before. A finding says if the architecture has no place for some of them.
     """
     added = bias_names(base) - former
     if not added:
@@ -103,71 +101,31 @@ def _declared_biases(base: Any) -> set[str]:
         return bias_names(type(base)(copy.deepcopy(base.config)))
 
 
-class TensorDigest(NamedTuple):
-    """The identity of a tensor, in any number type.
-
-    Attributes:
-        rows: The size of the first dimension; a table may get more rows, for new tokens.
-        is_half: Whether the numbers are of float16, which rounds others than bfloat16 does.
-        sha256: The digest of the numbers, rounded to bfloat16.
-    """
-
-    rows: int
-    is_half: bool
-    sha256: str
-
-    @classmethod
-    def of(cls, values: Tensor) -> Self | None:
-        """Return the digest of a tensor; None if it is not in the memory of this process."""
-        numbers = values.detach()
-        if numbers.is_meta or not numbers.numel():
-            return None
-        numbers = numbers.float() if numbers.dtype == torch.float64 else numbers  # rounded as if it were of float32
-        rounded = (numbers.bfloat16() if numbers.is_floating_point() else numbers).cpu()
-        if type(rounded) is not Tensor:  # a part of a tensor that several processes share
-            return None
-        content = rounded.contiguous().flatten().view(torch.uint8).numpy().data
-        return cls(values.shape[0] if values.dim() else 1, values.dtype == torch.float16, sha256_of(content))
+# By the name of a tensor: its first numbers; None if it is not in the memory of this process.
+FirstValues = Mapping[str, Sequence[float] | None]
 
 
-Digests = Mapping[str, TensorDigest | None]
+def first_values(base: Any) -> FirstValues:
+    """Return the first numbers of the tensors of a model, by which another base is recognized in any number type."""
+    tensors = {name: values.detach() for name, values in base.named_parameters()}
+    return {
+        # A tensor of another class is a part of one that several processes share.
+        name: None if values.is_meta or type(values) is not Tensor else values.flatten()[:FIRST_COUNT].float().tolist()
+        for name, values in tensors.items()
+    }
 
 
-def base_digests(base: Any) -> Digests:
-    """Return the digest of each tensor of a model, or None for a tensor that is not in memory."""
-    return {name: TensorDigest.of(values) for name, values in base.named_parameters()}
-
-
-def report_other_base(base: Any, digests: Digests, expected: Mapping[str, Sequence[Any] | None], folder: Path) -> None:
-    """Report if tensors of a base are not those with which the adapters in `folder` were trained.
-
-    A tensor with more rows than in training is compared in the rows of training. Tables of tokens may also have fewer
-    rows. Numbers of float16 are only compared with others of float16.
-
-    Args:
-        base: The model.
-        digests: The digest of each tensor of the base, except those of which the folder has the values.
-        expected: The fields of the digests of the base of training.
-        folder: The folder, for the finding.
-    """
-    parameters = dict(base.named_parameters(remove_duplicate=False))
-    layers = base.get_input_embeddings(), base.get_output_embeddings()
-    tables = {id(values) for layer in layers for values in layer.parameters()}
+def report_other_base(values: FirstValues, expected: FirstValues, tensors: Iterable[str], folder: Path) -> None:
+    """Report if `values` of a base are not those `expected` by the adapters in `folder`, which has some `tensors`."""
 
     def differs(name: str) -> bool:
-        known = [source[name] for source in (digests, expected) if name in source]
-        if None in known:  # a tensor that is not in memory
+        pair = [source[name] for source in (values, expected) if name in source]
+        if None in pair:
             return False
-        if len(known) == 1:
-            return True
-        digest, former = (TensorDigest(*cast(Sequence[Any], fields)) for fields in known)
-        if digest.rows < former.rows and id(parameters[name]) in tables:
-            return False
-        if digest.rows > former.rows:
-            digest = TensorDigest.of(parameters[name][: former.rows]) or digest
-        return digest.sha256 != former.sha256 and digest.is_half == former.is_half
+        numbers = zip(*pair, strict=False)
+        return len(pair) == 1 or not all(math.isclose(*two, rel_tol=TOLERANCE, abs_tol=1e-6) for two in numbers)
 
-    names = sorted({*digests, *expected})
+    names = sorted({*values, *expected} - {name.removeprefix("base.") for name in tensors})
     if different := list(filter(differs, names)):
         problem = "expected the weights of the base with which the adapters were trained, got others"
         count = f"in {len(different):,} of {len(names):,} tensors, such as {different[0]}"
@@ -175,34 +133,19 @@ def report_other_base(base: Any, digests: Digests, expected: Mapping[str, Sequen
 
 
 def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor], base: Any, folder: Path) -> None:
-    """Raise `UserError` unless the tensors in `folder` are those of the adapters, and perhaps some of the base.
-
-    Args:
-        tensors: The tensors in the folder, by name.
-        adapters: The tensors of new adapters.
-        base: The model, without adapters.
-        folder: The folder.
-    """
+    """Raise `UserError` unless the `tensors` in `folder` are those of new `adapters`, and perhaps some of the base."""
     of_base = {f"base.{name}": values for name, values in base.named_parameters(remove_duplicate=False)}
-    expected = {**of_base, **adapters}
-    problems = [f"no tensor {name}" for name in sorted(adapters) if name not in tensors]
-    problems += [f"unknown tensor {name}" for name in sorted(tensors) if name not in expected]
-    problems += [
-        f"{name}: expected the shape {tuple(values.shape)}, got {tuple(expected[name].shape)}"
-        for name, values in tensors.items()
-        if name in expected and values.shape != expected[name].shape
-    ]
-    if problems:
-        remedy = "load the base of training, with the same number of tokens"
-        raise UserError(f"{folder}: does not fit this base ({problems[0]}); {remedy}")
+    expected = {name: tuple(values.shape) for name, values in {**of_base, **adapters}.items()}
+    shapes = {name: tuple(values.shape) for name, values in tensors.items()}
+    for name in sorted({*shapes, *adapters}):
+        if shapes.get(name) != expected.get(name):
+            problem = f"{name}: expected {shapes.get(name, 'nothing')}, got {expected.get(name, 'nothing')}"
+            remedy = "load the base of training, with the same number of tokens"
+            raise UserError(f"{folder}: does not fit this base ({problem}); {remedy}")
 
 
 def tensors_to_save(model: Any, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the trained tensors of a model from its complete state, in the memory of the processor.
-
-    Raises:
-        UserError: A tensor is missing; then another model could not load the others.
-    """
+    """Return the trained tensors of a model from its complete state on the CPU; raise `UserError` if one is missing."""
     # `torch.compile` adds `_orig_mod` to the names of a module that it compiles.
     tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
     names = sorted(_trained_names(model))
@@ -221,7 +164,14 @@ def _trained_names(model: Any) -> set[str]:
     return names
 
 
-def train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+def register_state_hooks(model: nn.Module) -> None:
+    """Let the state of a model contain only its trained tensors."""
+    model.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(_train_loaded)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_post_hook(_ignore_frozen)  # type: ignore[no-untyped-call]
+
+
+def _train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
     """Make tensors of the base trainable that a state has, as when it was saved; a hook of `load_state_dict`."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {name for name in parameters if prefix + name in state}
@@ -232,14 +182,14 @@ def train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments: 
     _trained_names(model)
 
 
-def keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _keep_trained(model: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     """Remove frozen tensors from the state of a model; a hook of `state_dict`."""
     trained = {prefix + name for name in _trained_names(model)}
     for name in [name for name in state if name.startswith(prefix) and name not in trained]:
         del state[name]
 
 
-def ignore_frozen(model: nn.Module, keys: Any) -> None:
+def _ignore_frozen(model: nn.Module, keys: Any) -> None:
     """Do not report frozen tensors as missing; a hook of `load_state_dict`.
 
     The model may be a part of another one, whose name for a tensor ends with that of the model.

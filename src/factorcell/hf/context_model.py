@@ -11,10 +11,9 @@ depends on the context of each text (`adapted_modules`):
 Shapes: B texts, K context, V tokens of the vocabulary.
 """
 
-import contextlib
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,23 +28,19 @@ from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.hf.context_base import (
-    Digests,
-    base_digests,
     bias_names,
     check_argument_names,
     check_base,
     check_options,
     check_tensors,
     declare_biases,
-    ignore_frozen,
-    keep_trained,
+    first_values,
     refused,
+    register_state_hooks,
     report_other_base,
     tensors_to_save,
-    train_loaded,
 )
-from factorcell.hf.context_config import ContextConfig
-from factorcell.hf.context_reading import ContextReader
+from factorcell.hf.contexts import ContextConfig, ContextReader
 from factorcell.io import files
 from factorcell.nn.backbones.adapted_modules import (
     Adaptation,
@@ -53,19 +48,18 @@ from factorcell.nn.backbones.adapted_modules import (
     add_output_bias,
     applied,
     checkpoint_contexts,
+    find_adaptation,
     with_constant,
 )
 from factorcell.nn.backbones.backbone import BackboneSizes
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
-BASE_DIGESTS = "base_digests"  # in the tensor file, the digests of the base's tensors that it does not store
+FIRST_VALUES = "first_values"  # in the tensor file, the first numbers of the tensors of the base
 FILE_FORMAT = 1
 NO_CONTEXT = (
     "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
     "or {} for the expected context, got None"
 )
-
-_THREAD = threading.local()  # `disabled` are the models whose adapters `disable_adapter` has switched off
 
 
 def get_context_model(model: Any, config: ContextConfig) -> "ContextModel":
@@ -135,12 +129,12 @@ class ContextModel(nn.Module):
         adapters = {f"base.{name}": values for name, values in self.maps.adapter_tensors().items()}
         adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
         self.trained_names = set(adapters)
-        self._base_digests = base_digests(model)
+        self._first_values = first_values(model)
         tensors: dict[str, Tensor] = {}
         if folder is not None:
             tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
             check_tensors(tensors, adapters, model, Path(folder))
-            report_other_base(model, self._digests_without(tensors), (facts or {}).get(BASE_DIGESTS, {}), Path(folder))
+            report_other_base(self._first_values, (facts or {}).get(FIRST_VALUES, {}), tensors, Path(folder))
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
@@ -149,9 +143,7 @@ class ContextModel(nn.Module):
         self._has_adapters = True
         self._head = (head,)  # in a tuple, so that it is not also a part of this module
         self._hook = head.register_forward_hook(partial(add_output_bias, self.maps)) if config.output_bias else None
-        self.register_state_dict_post_hook(keep_trained)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(train_loaded)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(ignore_frozen)  # type: ignore[no-untyped-call]
+        register_state_hooks(self)
         if tensors:
             self.load_state_dict(tensors)
         self.train(model.training)
@@ -219,20 +211,13 @@ class ContextModel(nn.Module):
         if isinstance(adaptation.contexts, Tensor):
             shifts = self.maps.condition(adaptation.contexts)
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
-            adaptation = Adaptation(self.maps, shifts, adaptation.count, adaptation.output_bias)
+            adaptation = Adaptation(self.maps, shifts, adaptation.output_bias)
         with applied(adaptation):
             return self.base.generate(inputs, **options)
 
-    @contextlib.contextmanager
-    def disable_adapter(self) -> Iterator[None]:
-        """Compute as the unadapted base in this block and thread."""
-        outer = getattr(_THREAD, "disabled", ())
-        _THREAD.disabled = (*outer, self)
-        try:
-            with applied(Adaptation(self.maps)):
-                yield
-        finally:
-            _THREAD.disabled = outer
+    def disable_adapter(self) -> AbstractContextManager[None]:
+        """Return a block in which this thread computes as the unadapted base."""
+        return applied(Adaptation(self.maps, is_disabled=True))
 
     def read_contexts(self, source: Any, *, unknown: str = "group") -> Context:
         """Read the context columns of a table, for training and evaluation.
@@ -264,15 +249,16 @@ class ContextModel(nn.Module):
     def _adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
         """Return the adaptation of a pass, without shifts if the adapters are disabled."""
         self._check_adapters()
-        if any(model is self for model in getattr(_THREAD, "disabled", ())):
-            return Adaptation(self.maps)
+        outer = find_adaptation(self.maps)
+        if outer is not None and outer.is_disabled:
+            return outer
         if context is None and needs_context and self.encoder is not None:
             raise UserError(NO_CONTEXT)
         vectors = self.context_vectors(context)
         if inputs is not None and len(vectors) not in (1, len(inputs)):
             raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
         vectors = with_constant(vectors)
-        return Adaptation(self.maps, vectors, len(vectors), self._bias(vectors))
+        return Adaptation(self.maps, vectors, self._bias(vectors))
 
     def _bias(self, vectors: Tensor) -> Tensor | None:
         """Return the change of the logits (B, V) from context vectors with their constant (B, K + 1)."""
@@ -346,7 +332,7 @@ class ContextModel(nn.Module):
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
         tensors = tensors_to_save(self, state)
-        files.save_tensors(path / WEIGHTS_FILE, tensors, {BASE_DIGESTS: self._digests_without(tensors)})
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {FIRST_VALUES: self._first_values})
         options = {name: value for name, value in vars(self.context_config).items() if name != "schema"}
         files.write_versioned(path / CONFIG_FILE, {**base, **options}, FILE_FORMAT)
 
@@ -409,10 +395,6 @@ class ContextModel(nn.Module):
         plain = self._without_hook()
         declare_biases(plain, former)
         return plain
-
-    def _digests_without(self, tensors: Mapping[str, Tensor]) -> Digests:
-        """Return the digests of the tensors of the base that are not among `tensors`."""
-        return {name: digest for name, digest in self._base_digests.items() if f"base.{name}" not in tensors}
 
     def _without_hook(self) -> Any:
         """Return the base without the hook of this object, whose adapters have been removed."""

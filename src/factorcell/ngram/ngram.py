@@ -35,7 +35,7 @@ from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, new_
 from factorcell.errors import UserError
 from factorcell.io import files, lock
 from factorcell.io.progress import progress_bar
-from factorcell.nn.reading import TextModel
+from factorcell.nn.scoring import TextModel
 from factorcell.options import limits
 
 ORDERS = range(1, 13)

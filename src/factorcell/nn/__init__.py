@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from factorcell.nn.backbones.backbone import BackboneSizes as BackboneSizes
     from factorcell.nn.backbones.backbone import Footprint as Footprint
     from factorcell.nn.backbones.backbone import register_backbone as register_backbone
+    from factorcell.nn.backbones.cells import CellState as CellState
+    from factorcell.nn.backbones.cells import RecurrentStep as RecurrentStep
     from factorcell.nn.backbones.cells import register_cell as register_cell
-    from factorcell.nn.backbones.recurrent_loop import CellState as CellState
-    from factorcell.nn.backbones.recurrent_loop import RecurrentStep as RecurrentStep
     from factorcell.nn.head import Head as Head
     from factorcell.nn.head import HeadSizes as HeadSizes
     from factorcell.nn.head import register_head as register_head

@@ -14,7 +14,6 @@ from factorcell.config import ModelConfig
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.tokenizers.vocabulary import Specials
-from factorcell.errors import UserError
 from factorcell.options.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 
@@ -53,8 +52,6 @@ class Head(nn.Module):
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
-    # Whether the class defines `sampled_rows`, `sampled_nats` and `row_tables`.
-    has_sampled_loss: ClassVar[bool] = False
 
     def __init__(self, options: Any, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__()
@@ -91,39 +88,8 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads only some rows, the same rows of all tables of a group.
-
-        By default there are no such tables.
-        """
+        """Return groups of tables of which a sampled loss reads some rows, the same in a group; by default none."""
         return []
-
-    def sampled_rows(self, tokens: Tensor, samples: Any, categories: Tensor) -> Any:
-        """Return which rows of `row_tables` a training step with a sampled loss reads.
-
-        Args:
-            tokens: All tokens of texts and their prompts, with their start tokens, in any shape.
-            samples: The negative samples (`output.Samples`).
-            categories: Values of the categorical variables (B, C).
-
-        Raises:
-            UserError: This kind of head has no sampled loss.
-        """
-        raise UserError(f"loss: expected full, because the head {self.Options().kind!r} has no sampled loss")
-
-    def sampled_nats(
-        self, vectors: Tensor, targets: Tensor, conditions: Any, samples: Any, sampled_rows: Any, row_values: Any
-    ) -> Tensor:
-        """Return the nats (B, T) of targets in a softmax over the target and sampled tokens only, a loss for training.
-
-        Args:
-            vectors: Vectors of the backbone (B, T, H).
-            targets: Positions of the targets (B, T) among the rows that the step reads.
-            conditions: The conditions of B contexts.
-            samples: The negative samples (`output.Samples`).
-            sampled_rows: The result of `sampled_rows`.
-            row_values: The values of these rows, in the groups of `row_tables`.
-        """
-        raise NotImplementedError
 
     def pack(self) -> Any:
         """Return the weights in the form that compiled sampling reads; None if it does not support the head."""

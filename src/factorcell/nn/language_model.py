@@ -6,22 +6,24 @@ targets of a batch, and `step` the probabilities after one token of each text; b
 Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.adapters.adapters import weight_adapters
+from factorcell.adapters.adapters import normal, weight_adapters
 from factorcell.adapters.encoder import ContextEncoder, Prefix
-from factorcell.adapters.initial import normal
 from factorcell.config import Config
 from factorcell.data.columns.context import Context, IdLists
-from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Batch
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS, Specials
 from factorcell.errors import UserError
 from factorcell.io import pretrained
@@ -31,8 +33,7 @@ from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.nn.devices import FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
 from factorcell.nn.head import Head, HeadSizes
 from factorcell.nn.output import RowValues, SampledRows, Samples, SoftmaxHead
-from factorcell.nn.value_names import ValueNames
-from factorcell.options.option_fields import EXTENSIBLE, PREFIX, HuggingFaceOptions, check_kind
+from factorcell.options.option_fields import EXTENSIBLE, NAMES, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 MAX_CONTEXT_VALUES = 2**28  # largest number of values of the contexts of the texts that are scored at once
@@ -43,17 +44,11 @@ HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Everything that B contexts determine in a model.
+    """Everything that B contexts determine in a model."""
 
-    Attributes:
-        conditions: The conditions of the backbone.
-        start: The state of the backbone before the start token of the text, after control codes, names and prompts.
-        head: The conditions of the head.
-    """
-
-    conditions: Conditions
-    start: BackboneState
-    head: Conditions
+    conditions: Conditions  # of the backbone
+    start: BackboneState  # before the start token of the text, after control codes, names and prompts
+    head: Conditions  # of the head
 
     def select(self, rows: Tensor) -> "Conditioning":
         """Return the conditioning of the contexts `rows` (B',), which may repeat."""
@@ -78,20 +73,87 @@ def max_prompt_length(config: Config, schema: ContextSchema) -> int:
     return (1 + config.data.max_prompt_tokens) * len(schema.prompts)
 
 
-def _check_max_tokens(config: Config, limit: int | None, prefix_length: int) -> None:
-    """Raise `UserError` if a backbone that reads at most `limit` tokens cannot read the longest text."""
-    max_tokens = config.data.max_tokens
-    if limit is not None and max_tokens + prefix_length > limit:
-        raise UserError(
-            f"max_tokens: expected at most {limit - prefix_length:,}, because the base reads at most {limit:,} tokens "
-            f"with names, prompts and codes of contexts, got {max_tokens:,}; lower --max-tokens"
-        )
-
-
 def head_class(kind: str) -> type[Head]:
     """Return the class of the head `kind`: built in, registered, or from an installed package."""
     cls: type[Head] = EXTENSIBLE["head"].find_class(kind, HEADS, check_kind)
     return cls
+
+
+class ValueNames(nn.Module):
+    """The names of category values as text that a language model reads before each text, like a prompt.
+
+        s stars: 5 city: Oslo s text        s is the start token; a line feed follows each value
+
+    A pretrained model knows what the names mean, before it has read a training text. Rare, unknown and missing values
+    have an empty name, so that all texts begin alike: a model that never read a text without names would predict it
+    badly.
+
+    Attributes:
+        max_length: The largest number of tokens of all names of a text, with the start token.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    first_rows: Tensor
+
+    def __init__(
+        self, schema: ContextSchema, tokenizer: Tokenizer, variables: Sequence[Variable], max_tokens: int
+    ) -> None:
+        """Tokenize the names of some categories of `schema`, of each at most the first `max_tokens` with its column."""
+        super().__init__()
+        lines: list[Sequence[int]] = [(tokenizer.specials.start,)]
+        first_rows = []  # for each category, the row of its unknown value
+        for variable in variables:
+            first_rows.append(len(lines))
+            split_lines = tokenizer.split_all([name_line(variable, value) for value in range(len(variable.values))])
+            lines += [tokenizer.encode(tokens)[:max_tokens] for tokens in split_lines]
+        sizes = torch.tensor(list(map(len, lines)))
+        # The table follows from the schema and the tokenizer, so run folders do not store it.
+        self.register_buffer("ids", torch.tensor([token for line in lines for token in line]), persistent=False)
+        self.register_buffer("offsets", F.pad(sizes.cumsum(0), (1, 0)), persistent=False)
+        self.register_buffer("first_rows", torch.tensor(first_rows), persistent=False)
+        self.variables, self.columns = variables, [schema.categories.index(variable) for variable in variables]
+        bounds = itertools.pairwise([*first_rows, len(lines)])
+        self.max_length = 1 + sum(int(sizes[begin:end].max()) for begin, end in bounds)
+
+    def forward(self, context: Context) -> IdLists:
+        """Return the tokens of the names of B texts, after a start token."""
+        values = context.categories[:, self.columns].clamp(min=0)  # a missing value is read as the unknown one
+        rows = F.pad(values + self.first_rows, (1, 0), value=0)  # row 0 of the table of lines is the start token
+        lists = IdLists(self.ids, self.offsets).select(rows.flatten())
+        return IdLists(lists.ids, lists.offsets[:: rows.shape[1]])
+
+    def describe(self) -> str:
+        """Return a one-line description with an example."""
+        example = json.dumps("".join(name_line(variable, 1) for variable in self.variables), ensure_ascii=False)
+        return f"names read before each text, such as {example}; rare and missing values have empty names"
+
+    def texts(self, context: Context) -> list[str]:
+        """Return the names of B texts as text."""
+        rows = context.categories[:, self.columns].clamp(min=0).tolist()
+        return ["".join(map(name_line, self.variables, values)) for values in rows]
+
+
+def name_line(variable: Variable, value: int) -> str:
+    """Return the line of the value at the index `value` of a category; its name is empty if it is unknown."""
+    return f"{variable.source_column}: {variable.values[value]}\n" if value else f"{variable.source_column}:\n"
+
+
+def find_names(config: Config, schema: ContextSchema, tokenizer: Tokenizer) -> ValueNames | None:
+    """Return the names that a model with this config and schema reads; None if it reads none.
+
+    Names of users are not read, because a new user has none. If the config requires names, and no context column is a
+    category with frequent values, raise `UserError`.
+    """
+    if NAMES not in config.model.adapt or not schema.embedded.variables:
+        return None
+    if variables := schema.named_categories(config.data.user):
+        return ValueNames(schema, tokenizer, variables, config.data.max_prompt_tokens)
+    if categories := [variable for variable in schema.categories if variable.source_column != config.data.user]:
+        names, count = ", ".join(variable.name for variable in categories), f"{config.data.min_context_count:,}"
+        raise UserError(f"adapt {NAMES}: each value of {names} has fewer than {count} texts; lower min_context_count")
+    others = ", ".join(variable.describe() for variable in schema.variables)
+    raise UserError(f"adapt {NAMES}: expected a category as context, apart from users, got {others}")
 
 
 class LanguageModel(nn.Module):
@@ -136,22 +198,28 @@ class LanguageModel(nn.Module):
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
-        code_count = 0 if self.prefix is None else len(embedded.variables)
-        prompt_tokens = max_prompt_length(config, schema) + (names.max_length if names else 0)
-        limit = self.backbone.max_tokens
-        _check_max_tokens(config, limit, code_count + prompt_tokens)
-        self.max_tokens = None if limit is None else limit - code_count - (names.max_length if names else 0)
-        output_table, is_pretrained = self.embedding, False
+        self.max_tokens = self.backbone.max_tokens
+        if self.max_tokens is not None:
+            self.max_tokens -= len(embedded.variables) if self.prefix else 0
+            self.max_tokens -= names.max_length if names else 0
+            max_length, allowed = config.data.max_tokens, self.max_tokens - max_prompt_length(config, schema)
+            if max_length > allowed:
+                reason = (
+                    f"the base reads at most {self.backbone.max_tokens:,} with names, prompts and codes of contexts"
+                )
+                problem = f"expected at most {allowed:,}, because {reason}, got {max_length:,}"
+                raise UserError(f"max_tokens: {problem}; lower --max-tokens")
+        output_table = self.embedding
         known_count = vocabulary_size if known_count is None else known_count
         if (tables := self.backbone.token_tables(vocabulary_size, known_count, specials.end)) is not None:
-            (self.embedding, output_table), is_pretrained = tables, True
+            self.embedding, output_table = tables
         head_sizes = HeadSizes(
             vector_size=self.backbone.size,
             model=model,
             schema=embedded if self.encoder else ContextSchema(),
             variable_sizes=tuple(self.encoder.variable_sizes) if self.encoder else (),
             specials=specials,
-            is_pretrained=is_pretrained,
+            is_pretrained=tables is not None,
             bias=self.backbone.output_bias(vocabulary_size, known_count),
         )
         self.head: Head = head_class(config.head.kind)(config.head, output_table, head_sizes)
@@ -209,16 +277,13 @@ class LanguageModel(nn.Module):
     def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
         """Multiply the changes of weights into the weights, which saves time if a context has many tokens.
 
-        Args:
-            conditioning: The conditioning of B contexts.
-            shared: Whether there is a single context, in which any number of texts are read.
+        `shared` says whether there is a single context, in which any number of texts are read.
         """
-        conditions = self.backbone.fold(conditioning.conditions, shared)
-        return Conditioning(conditions, conditioning.start, self.head.fold(conditioning.head))
+        return replace(self.fold_head(conditioning), conditions=self.backbone.fold(conditioning.conditions, shared))
 
     def fold_head(self, conditioning: Conditioning) -> Conditioning:
         """Add the changes of the softmax bias to the bias, which saves time if a context has many tokens."""
-        return Conditioning(conditioning.conditions, conditioning.start, self.head.fold(conditioning.head))
+        return replace(conditioning, head=self.head.fold(conditioning.head))
 
     @property
     def texts_at_once(self) -> int:
@@ -255,11 +320,17 @@ class LanguageModel(nn.Module):
         return torch.cat(nats, 1).masked_fill(~batch.mask(), 0.0)
 
     def sampled_rows(self, batch: Batch, samples: Samples) -> SampledRows:
-        """Return the rows that a step with a sampled loss reads of the tables in `head.row_tables`."""
+        """Return the rows that a step with a sampled loss reads of the tables in `head.row_tables`.
+
+        Raises:
+            UserError: The head has no sampled loss.
+        """
+        if not isinstance(self.head, SoftmaxHead):
+            kind = self.head.Options().kind
+            raise UserError(f"samples: expected 0, because the head {kind!r} has no sampled loss")
         read_ids = [tokens.ids for tokens in self._names_and_prompts(batch.context)]
         tokens = torch.cat([batch.tokens.flatten(), *read_ids])
-        rows: SampledRows = self.head.sampled_rows(tokens, samples, batch.context.categories)
-        return rows
+        return self.head.sampled_rows(tokens, samples, batch.context.categories)
 
     def sampled_nats(
         self,
@@ -298,7 +369,8 @@ class LanguageModel(nn.Module):
             conditioning = conditioning or self.condition(batch.context)
             inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
-        nats = self.head.sampled_nats(vectors, positions[:, 1:], conditioning.head, samples, sampled_rows, row_values)
+        head, targets = cast(SoftmaxHead, self.head), positions[:, 1:]
+        nats = head.sampled_nats(vectors, targets, conditioning.head, samples, sampled_rows, row_values)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def step(
@@ -324,10 +396,8 @@ class LanguageModel(nn.Module):
         The weights of a pretrained model are excluded unless they are trained.
         """
         persistent_names = self.state_dict().keys()
-        return {
-            **self.own_parameters(),
-            **{name: buffer for name, buffer in self.named_buffers() if name in persistent_names},
-        }
+        buffers = {name: buffer for name, buffer in self.named_buffers() if name in persistent_names}
+        return {**self.own_parameters(), **buffers}
 
     def own_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters by name, without those of a pretrained model that is not trained."""

@@ -11,8 +11,8 @@ training with a sampled loss reads only U tokens and M buckets of the hash table
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.adapters.initial import normal
+from factorcell.adapters.adapters import normal
 from factorcell.data.columns.context import Context
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.nn.head import Head, HeadSizes
@@ -32,17 +32,11 @@ from factorcell.options.option_fields import SoftmaxOptions
 MAX_BIASES = 1 << 25  # largest number of biases, one for each text and token, that are computed at once
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Negative samples of a sampled softmax.
+class Samples(NamedTuple):
+    """Negative samples of a sampled softmax."""
 
-    Attributes:
-        tokens: Distinct tokens (S,).
-        log_inclusion: Log probability (V,) that a token is among the samples.
-    """
-
-    tokens: Tensor
-    log_inclusion: Tensor
+    tokens: Tensor  # distinct tokens (S,)
+    log_inclusion: Tensor  # log probability (V,) that a token is among the samples
 
 
 class Proposal:
@@ -77,34 +71,22 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ContextBias:
-    """The inputs from which `SoftmaxHead` computes the adapted softmax biases of B contexts.
+    """The inputs from which `SoftmaxHead` computes the adapted softmax biases of B contexts."""
 
-    Attributes:
-        features: Features (B, F) of the biases in `output_bias.TABLES`.
-        categories: Values of the categorical variables (B, C), for the hashed bias.
-        bias: The whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it.
-    """
-
-    features: Tensor
-    categories: Tensor
-    bias: Tensor | None = None
+    features: Tensor  # features (B, F) of the biases in `output_bias.TABLES`
+    categories: Tensor  # values of the categorical variables (B, C), for the hashed bias
+    bias: Tensor | None = None  # the whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it
 
     def select(self, rows: Tensor) -> "ContextBias":
         """Return the inputs of the contexts `rows` (B',), which may repeat."""
         return ContextBias(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
 
 
-@dataclass(frozen=True)
-class SampledRows:
-    """The rows of parameter tables that a training step with a sampled loss reads.
+class SampledRows(NamedTuple):
+    """The rows of parameter tables that a training step with a sampled loss reads."""
 
-    Attributes:
-        tokens: The tokens (U,), ascending, whose rows the step reads in tables with a row per token.
-        pairs: The pairs of a value and one of these tokens that have a hashed bias; None without a hashed bias.
-    """
-
-    tokens: Tensor
-    pairs: Pairs | None
+    tokens: Tensor  # the tokens (U,), ascending, whose rows the step reads in tables with a row per token
+    pairs: Pairs | None  # the pairs of a value and one of these tokens that have a hashed bias, if there is such a bias
 
     @property
     def rows(self) -> list[Tensor]:
@@ -121,20 +103,15 @@ class SoftmaxHead(Head):
     """A softmax over the token embeddings of the input layer."""
 
     Options = SoftmaxOptions
-    has_sampled_loss = True
 
     start_mask: Tensor
 
     def __init__(self, options: SoftmaxOptions, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__(options, embedding, sizes)
         vocabulary_size, embedding_size = embedding.shape
-        self.embedding = embedding
-        self.is_pretrained = sizes.is_pretrained
-        self.projection = (
-            None
-            if self.is_pretrained
-            else nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
-        )
+        self.embedding, self.is_pretrained, self.projection = embedding, sizes.is_pretrained, None
+        if not self.is_pretrained:
+            self.projection = nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
         self.bias = nn.Parameter(torch.zeros(vocabulary_size) if sizes.bias is None else sizes.bias.clone())
         names = sizes.model.output_bias if sizes.schema.variables else ()  # of the adapted biases
         # Without adapted biases, a frozen base keeps its own, so that other programs can read the run as a plain LoRA.
@@ -161,20 +138,14 @@ class SoftmaxHead(Head):
         return hidden if self.projection is None else hidden @ self.projection
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
-        """Compute the inputs of the adapted biases of B contexts.
-
-        Args:
-            vector: Context vectors (B, K).
-            parts: The embedding (B, size) of each variable.
-            context: The values of the variables.
-        """
+        """Compute the inputs of the adapted biases of B contexts."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
     def fold(self, context_bias: ContextBias) -> ContextBias:
         """Compute the whole bias (B, V) of each context once, which saves time if many tokens share the context."""
         bias = self._bias(context_bias, self.tables(), self.bias + self.start_mask)
-        return ContextBias(context_bias.features, context_bias.categories, bias.expand(len(context_bias.features), -1))
+        return replace(context_bias, bias=bias.expand(len(context_bias.features), -1))
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
         """Add the pairs of targets (N,) and values (N, C) of their texts to the Bloom filter of the hashed bias."""
@@ -186,11 +157,7 @@ class SoftmaxHead(Head):
         return [self.embedding, *(cast(nn.Parameter, adapter.weight) for adapter in self.adapters.values())]
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads only some rows.
-
-        The first group has the tables with a row per token. If there is a hashed bias, the second group has its hash
-        table.
-        """
+        """Return the tables with a row per token, then the hash table if there is a hashed bias."""
         by_token = cast(list[nn.Parameter], self.tables())
         return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
 
@@ -228,20 +195,11 @@ class SoftmaxHead(Head):
         sampled_rows: SampledRows,
         row_values: RowValues,
     ) -> Tensor:
-        """Return the nats (B, T) of targets in a softmax over the target and `samples` only, a loss for training.
-
-        Args:
-            hidden: Hidden states (B, T, H).
-            targets: Positions of the targets (B, T) in `sampled_rows.tokens`.
-            context_bias: The inputs of the adapted biases.
-            samples: The negative samples.
-            sampled_rows: The rows that the training step reads of the tables in `row_tables`.
-            row_values: The values of these rows.
-        """
+        """Return the nats (B, T) of targets in a softmax over the target and `samples` only, a loss for training."""
         token_tables, *bucket_tables = row_values
-        bias = self.bias.index_select(0, sampled_rows.tokens)
-        bucket_values = bucket_tables[0][0] if bucket_tables else None
-        bias = self._bias(context_bias, token_tables, bias, sampled_rows.pairs, bucket_values)
+        shared_bias = self.bias.index_select(0, sampled_rows.tokens)
+        hashed = None if sampled_rows.pairs is None else sampled_rows.pairs.biases(bucket_tables[0][0])
+        bias = self._bias(context_bias, token_tables, shared_bias, hashed)
         sample_columns = torch.searchsorted(sampled_rows.tokens, samples.tokens)
         log_inclusion = samples.log_inclusion[sampled_rows.tokens]
         nats = softmax.sampled_nats(
@@ -254,17 +212,12 @@ class SoftmaxHead(Head):
         context_bias: ContextBias,
         tables: Sequence[Tensor],
         shared_bias: Tensor,
-        pairs: Pairs | None = None,
-        bucket_values: Tensor | None = None,
+        hashed: Tensor | None = None,
     ) -> Tensor:
-        """Return `shared_bias` (U,) plus the adapted biases of B contexts (B, U); without adapted biases, as it is.
+        """Return the bias (U,) of U tokens plus the adapted biases (B, U), if there are any.
 
-        Args:
-            context_bias: The inputs of the adapted biases.
-            tables: The values of `tables` for U tokens.
-            shared_bias: The bias of these tokens (U,) in all contexts.
-            pairs: The pairs of the hashed bias for these tokens; by default those of all tokens.
-            bucket_values: The values (M, 1) of the buckets of `pairs`, if the caller has read them.
+        `tables` are those of the method for these tokens, and `hashed` their hashed biases (B, U), by default those of
+        all tokens.
         """
         _, *coefficient_tables = tables
         features_by_bias = torch.split(context_bias.features, [table.shape[1] for table in coefficient_tables], 1)
@@ -273,7 +226,4 @@ class SoftmaxHead(Head):
             bias = bias + features @ coefficients.T
         if self.hashed is None:
             return bias
-        pairs = self.hashed.pairs(context_bias.categories) if pairs is None else pairs
-        if bucket_values is None:
-            bucket_values = F.embedding(pairs.buckets, self.hashed.weight)
-        return bias + pairs.biases(bucket_values)
+        return bias + (self.hashed(context_bias.categories) if hashed is None else hashed)

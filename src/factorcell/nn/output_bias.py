@@ -77,22 +77,16 @@ class OneHotBias(nn.Module):
 
     def per_column(self, numbers: Sequence[float]) -> Tensor:
         """Return the number of each column (F,) of `weight`, given the `numbers` (C,) of the categorical variables."""
-        variables = zip(numbers, self.schema.categories, strict=True)
-        return torch.tensor([number for number, variable in variables for _ in variable.values])
+        counts = torch.tensor([len(variable.values) for variable in self.schema.categories])
+        return torch.tensor(list(numbers)).repeat_interleave(counts)
 
     def count_nonzero(self) -> list[dict[str, Any]]:
         """Return a row for each categorical `variable`: how many `coefficients` it has, and how many are `nonzero`."""
-        nonzero_by_column = (self.weight.detach() != 0).sum(0)
-        counts_by_variable = torch.split(
-            nonzero_by_column, [len(variable.values) for variable in self.schema.categories]
-        )
+        counts = [len(variable.values) for variable in self.schema.categories]
+        nonzero = torch.split((self.weight.detach() != 0).sum(0), counts)
         return [
-            {
-                "variable": variable.name,
-                "coefficients": len(self.weight) * len(variable.values),
-                "nonzero": int(nonzero_counts.sum()),
-            }
-            for variable, nonzero_counts in zip(self.schema.categories, counts_by_variable, strict=True)
+            {"variable": variable.name, "coefficients": len(self.weight) * count, "nonzero": int(column_counts.sum())}
+            for variable, count, column_counts in zip(self.schema.categories, counts, nonzero, strict=True)
         ]
 
     def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
@@ -118,25 +112,16 @@ TABLES: dict[str, Callable[[int, HeadSizes], nn.Module]] = {
 class Pairs:
     """Pairs of a value and a token that have a hashed bias, for a batch of B texts and U tokens.
 
-    `biases` builds a table with a row for each distinct value of each variable and a column for each token. The bias of
-    a text is the sum of the rows of its values. A missing value has a row too, the sum over all values of its variable,
-    weighted by their frequencies.
-
-    Attributes:
-        buckets: The distinct buckets of the hash table that the pairs use (M,), ascending.
-        rows: For each variable, the row of the table that belongs to the value of each text (B,).
-        positions: For each pair, its cell in the flattened table: row x U + column.
-        bucket_indices: For each pair, the index of its bucket in `buckets`.
-        factors: For each pair, a factor on its bias; None means that all factors are 1.
-        shape: The shape of the table: the number of rows, and U.
+    `biases` builds a table with a row for each distinct value of each variable, or for a missing value, and a column
+    for each token. The bias of a text is the sum of the rows of its values.
     """
 
-    buckets: Tensor
-    rows: list[Tensor]
-    positions: Tensor
-    bucket_indices: Tensor
-    factors: Tensor | None
-    shape: tuple[int, int]
+    buckets: Tensor  # the distinct buckets of the hash table that the pairs use (M,), ascending
+    rows: list[Tensor]  # for each variable, the row of the table that belongs to the value of each text (B,)
+    positions: Tensor  # for each pair, its cell in the flattened table: row x U + column
+    bucket_indices: Tensor  # for each pair, the index of its bucket in `buckets`
+    factors: Tensor | None  # for each pair, a factor on its bias; None: 1
+    shape: tuple[int, int]  # of the table: the number of rows, and U
 
     def biases(self, bucket_values: Tensor) -> Tensor:
         """Return the hashed biases (B, U) of all texts from the values (M, 1) of `buckets` in the hash table."""
@@ -173,8 +158,13 @@ class HashBias(nn.Module):
         self.weight = nn.Parameter(torch.zeros(self.size, 1))
         self.register_buffer("bits", torch.zeros(-(-self.filter_size // 8), dtype=torch.uint8))
         # By the index of a variable: whether the filter contains each pair of a value and a token (values, V).
-        self._cached_memberships: dict[int, Tensor] = {}
-        self._cached_bits = self.bits, self.bits._version  # the filter that the cache was computed from
+        self._memberships: dict[int, Tensor] = {}
+        self._cached_bits = self.bits, self.bits._version  # the filter from which they were computed
+
+    def forward(self, categories: Tensor) -> Tensor:
+        """Return the biases (B, V) of all tokens in contexts with the values `categories` (B, C)."""
+        pairs = self.pairs(categories)
+        return pairs.biases(F.embedding(pairs.buckets, self.weight))
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
         """Add the pairs of `tokens` (N,) and the values `categories` (N, C) of their texts to the Bloom filter."""
@@ -191,93 +181,68 @@ class HashBias(nn.Module):
 
     def pairs(self, categories: Tensor, tokens: Tensor | None = None) -> Pairs:
         """Return the pairs that have a bias for texts with `categories` (B, C), for `tokens` (U,) or all tokens."""
-        tokens = torch.arange(self.vocabulary_size, device=categories.device) if tokens is None else tokens
+        device = categories.device
+        tokens = torch.arange(self.vocabulary_size, device=device) if tokens is None else tokens
         rows_of_texts: list[Tensor] = []
         batches: list[tuple[Tensor, ...]] = []  # positions, buckets and factors of some pairs
         row_count = 0
-        for column in range(len(self.variables)):
+        for column, variable in enumerate(self.variables):
             values, row_of_text = torch.unique(categories[:, column], return_inverse=True)
             rows_of_texts.append(row_of_text + row_count)
-            for value_index, token_index, bucket, factor in self._pair_batches(column, values, tokens):
-                batches.append(((value_index + row_count) * len(tokens) + token_index, bucket, factor))
+            rows = torch.arange(row_count, row_count + len(values), device=device)
             row_count += len(values)
-        positions, buckets, factors = (torch.cat(arrays) for arrays in zip(*batches, strict=True))
+            is_known = values != MISSING
+            values, rows, missing_rows = values[is_known], rows[is_known], rows[~is_known]
+            factors = self.weight.new_ones(len(values))
+            if len(missing_rows):  # a missing value has the pairs of all values, with their frequencies as factors
+                values = torch.cat([values, torch.arange(len(variable.values), device=device)])
+                rows = torch.cat([rows, missing_rows.expand(len(variable.values))])
+                factors = torch.cat([factors, self.weight.new_tensor(variable.frequencies())])
+            for part in torch.split(
+                torch.arange(len(values), device=device), max(1, BATCH_PAIRS // max(1, len(tokens)))
+            ):
+                part_index, token_index = self._pairs_in_filter(column, values[part], tokens)
+                value_terms, token_terms = _hash_terms(values[part], tokens, column, "bucket", self.size)
+                hashes = value_terms.index_select(0, part_index) + token_terms.index_select(0, token_index)
+                pair_rows, pair_factors = (array[part].index_select(0, part_index) for array in (rows, factors))
+                batches.append((pair_rows * len(tokens) + token_index, _modulo(hashes, self.size), pair_factors))
+        positions, buckets, all_factors = (torch.cat(arrays) for arrays in zip(*batches, strict=True))
         distinct_buckets, bucket_indices = torch.unique(buckets.long(), return_inverse=True)
-        has_missing = bool((categories == MISSING).any())
         return Pairs(
             buckets=distinct_buckets,
             rows=rows_of_texts,
             positions=positions,
             bucket_indices=bucket_indices,
-            factors=factors if has_missing else None,
+            factors=all_factors if bool((categories == MISSING).any()) else None,
             shape=(row_count, len(tokens)),
         )
-
-    def _pair_batches(self, column: int, values: Tensor, tokens: Tensor) -> list[tuple[Tensor, ...]]:
-        """Return the pairs of `values` and `tokens` (U,) that have a bias, in several batches.
-
-        A batch has four arrays: for each pair the index of its value in `values`, the index of its token in `tokens`,
-        its bucket, and a factor on its bias. A missing value has the pairs of all values of the variable `column`, with
-        the frequencies of these values as factors.
-        """
-        known_values = values[values != MISSING]
-        missing_count = len(values) - len(known_values)  # 0 or 1; `values` is sorted, so a missing value comes first
-        known_indices = torch.arange(missing_count, len(values), device=values.device)
-        ones = self.weight.new_ones(len(known_values))
-        batches = self._known_pair_batches(column, known_values, known_indices, ones, tokens)
-        if missing_count:
-            all_values = torch.arange(len(self.variables[column].values), device=values.device)
-            missing_indices = torch.zeros_like(all_values)
-            frequencies = self.weight.new_tensor(self.variables[column].frequencies())
-            batches += self._known_pair_batches(column, all_values, missing_indices, frequencies, tokens)
-        return batches
-
-    def _known_pair_batches(
-        self, column: int, values: Tensor, value_indices: Tensor, factors: Tensor, tokens: Tensor
-    ) -> list[tuple[Tensor, ...]]:
-        """Return the batches of `_pair_batches` for known `values` (D,), which have these indices and factors (D,)."""
-        batches: list[tuple[Tensor, ...]] = []
-        values_at_once = max(1, BATCH_PAIRS // max(1, len(tokens)))
-        for part in torch.split(torch.arange(len(values), device=values.device), values_at_once):
-            part_index, token_index = self._pairs_in_filter(column, values[part], tokens)
-            value_terms, token_terms = _hash_terms(values[part], tokens, column, "bucket", self.size)
-            hashes = value_terms.index_select(0, part_index) + token_terms.index_select(0, token_index)
-            pair_value_indices, pair_factors = (
-                array[part].index_select(0, part_index) for array in (value_indices, factors)
-            )
-            batches.append((pair_value_indices, token_index, _modulo(hashes, self.size), pair_factors))
-        return batches
 
     def _pairs_in_filter(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the pairs of `values` and `tokens` in the Bloom filter, as value indices and token indices."""
         if not self.filter_size:
-            all_pairs = torch.ones(len(values), len(tokens), dtype=torch.bool, device=values.device)
-            value_index, token_index = all_pairs.nonzero(as_tuple=True)
-            return value_index, token_index
-        membership = self._cached_membership(column)
-        if membership is None:
+            membership = torch.ones(len(values), len(tokens), dtype=torch.bool, device=values.device)
+        elif len(self.variables[column].values) * self.vocabulary_size > MAX_CACHED_PAIRS:
             return self._probe_filter(column, values, tokens)
-        value_index, token_index = membership.index_select(0, values).index_select(1, tokens).nonzero(as_tuple=True)
+        else:
+            membership = self._membership(column).index_select(0, values).index_select(1, tokens)
+        value_index, token_index = membership.nonzero(as_tuple=True)
         return value_index, token_index
 
-    def _cached_membership(self, column: int) -> Tensor | None:
-        """Return which pairs (values, V) of a variable the Bloom filter contains; None if there are too many pairs."""
-        value_count, token_count = len(self.variables[column].values), self.vocabulary_size
-        if value_count * token_count > MAX_CACHED_PAIRS:
-            return None
+    def _membership(self, column: int) -> Tensor:
+        """Return which pairs (values, V) of a variable the Bloom filter contains."""
         cached_bits, cached_version = self._cached_bits
         if cached_bits is not self.bits or cached_version != self.bits._version:
-            self._cached_memberships, self._cached_bits = {}, (self.bits, self.bits._version)
-        if column not in self._cached_memberships:
-            all_tokens = torch.arange(token_count, device=self.bits.device)
+            self._memberships, self._cached_bits = {}, (self.bits, self.bits._version)
+        if column not in self._memberships:
+            device, shape = self.bits.device, (len(self.variables[column].values), self.vocabulary_size)
             with torch.inference_mode(False):  # a tensor of inference mode could not be used in training later
-                membership = torch.zeros(value_count, token_count, dtype=torch.bool, device=self.bits.device)
-                all_values = torch.arange(value_count, device=self.bits.device)
-                for part in torch.split(all_values, max(1, BATCH_PAIRS // token_count)):
+                membership = torch.zeros(shape, dtype=torch.bool, device=device)
+                all_tokens = torch.arange(shape[1], device=device)
+                for part in torch.split(torch.arange(shape[0], device=device), max(1, BATCH_PAIRS // shape[1])):
                     value_index, token_index = self._probe_filter(column, part, all_tokens)
                     membership[part[value_index], token_index] = True
-            self._cached_memberships[column] = membership
-        return self._cached_memberships[column]
+            self._memberships[column] = membership
+        return self._memberships[column]
 
     def _probe_filter(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the pairs of `values` and `tokens` whose bits are all set, as value indices and token indices."""

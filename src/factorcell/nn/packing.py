@@ -6,8 +6,7 @@ Shapes: V vocabulary, E embedding, H hidden, R rank, N rows and M columns of a m
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from factorcell.adapters.adapters import Shift
 from factorcell.data.tokenizers.vocabulary import Specials
 from factorcell.nn.backbones.recurrent import RecurrentBackbone, RecurrentConditions, RecurrentState
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signature import Signature
-from factorcell.nn.kernels.signatures import CONTEXT, MODEL
+from factorcell.nn.kernels.signatures import CONTEXT, MODEL, Signature
 from factorcell.nn.language_model import Conditioning, LanguageModel
 from factorcell.nn.output import SoftmaxHead
 
@@ -29,23 +27,14 @@ PRODUCT_TYPES = ("float32", "bfloat16")  # precisions of products in the search,
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes, instruction set and precision that determine the shapes of packed arrays.
-
-    Attributes:
-        vocabulary_size: V.
-        embedding_size: E.
-        hidden_size: H.
-        rank: R.
-        variant: The instruction set.
-        products: The precision of products, one of `PRODUCT_TYPES`.
-    """
+    """The sizes, instruction set and precision that determine the shapes of packed arrays."""
 
     vocabulary_size: int
     embedding_size: int
     hidden_size: int
     rank: int
-    variant: str
-    products: str
+    variant: str  # the instruction set
+    products: str  # the precision of products, one of `PRODUCT_TYPES`
 
     @property
     def is_bfloat16(self) -> bool:
@@ -56,11 +45,6 @@ class Layout:
     def state_values(self) -> int:
         """The number of values in the state after a token: h, m, and the log probabilities of the next token."""
         return 2 * self.hidden_size + self.vocabulary_size
-
-    @property
-    def dimensions(self) -> tuple[int, int, int, int]:
-        """V, E, H and R."""
-        return self.vocabulary_size, self.embedding_size, self.hidden_size, self.rank
 
     def letters(self) -> dict[str, int]:
         """Return the values of the letters in the shapes of `signatures.MODEL` and `signatures.CONTEXT`."""
@@ -74,46 +58,42 @@ class Layout:
         return {**columns, **words, **panels, **others}
 
 
-class CheckedArrays:
-    """Arrays by their names in native/kernels.h, checked against a `layout`, with their addresses.
+class PackedArrays:
+    """Arrays by their names in native/kernels.h, checked once against a `layout`, with their addresses.
 
-    The constructor checks the arrays, so that no search needs to: the checks take longer than a search. Callers must
-    not replace the arrays afterwards.
+    The checks take longer than a search. Callers must not replace the arrays afterwards.
     """
 
-    def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], signature: Signature, *cases: str) -> None:
-        self.layout, self.arrays = layout, MappingProxyType(dict(arrays))
-        self.addresses = tuple(signature.checked_addresses(layout.letters(), self.arrays, *cases))
-
-
-class PackedContext(CheckedArrays):
-    """The packed weights that one context determines."""
+    signature: ClassVar[Signature]
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
-        cases = ["a context"]
-        if layout.rank > 0:
-            cases += ["a rank", "a short rank"] if layout.is_bfloat16 else ["a rank"]
-        super().__init__(layout, arrays, CONTEXT, *cases)
+        self.layout, self.arrays = layout, dict(arrays)
+        self.addresses = self.signature.checked_addresses(layout.letters(), self.arrays)
 
 
-class PackedModel(CheckedArrays):
+class PackedContext(PackedArrays):
+    """The packed weights that one context determines."""
+
+    signature = CONTEXT
+
+
+class PackedModel(PackedArrays):
     """The packed weights of a model.
 
     A search with products in bfloat16 also reads the weights in float32, to score its results again in float32.
     """
 
+    signature = MODEL
+
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], specials: Specials) -> None:
-        cases = ["a model", "short products"] if layout.is_bfloat16 else ["a model"]
-        super().__init__(layout, arrays, MODEL, *cases)
+        super().__init__(layout, arrays)
         self.specials = specials
 
     @classmethod
     def from_model(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
-        """Pack the current weights for the current instruction set.
+        """Pack the current weights for the current instruction set; return None if the search does not support them.
 
-        Returns:
-            The packed weights, or None if the compiled search does not support `model`. The search supports models in
-            float32 on the CPU with one coupled layer, without the adapter `scale`.
+        It supports models in float32 on the CPU with one coupled layer, without the adapter `scale`.
         """
         variant, shift = library.variant(), _sample_shift(model)
         if shift is None or shift.scale is not None or variant is None:

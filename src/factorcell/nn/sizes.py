@@ -27,11 +27,7 @@ TRAINING_VALUES = 7  # values stored per parameter in training
 
 @lru_cache(maxsize=1)  # several checks of one training need it
 def meta_model(config: Config, vocabulary_size: int, schema: ContextSchema) -> LanguageModel:
-    """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
-
-    Raises:
-        UserError: The config and the schema do not fit together, or a tensor would be too large.
-    """
+    """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage."""
     try:
         with torch.device("meta"):
             return LanguageModel(config, vocabulary_size, schema)
@@ -50,12 +46,14 @@ def tensor_shapes(config: Config, vocabulary_size: int, schema: ContextSchema) -
 def check_memory(config: Config, vocabulary_size: int, schema: ContextSchema, *, for_training: bool = False) -> None:
     """Raise `UserError` if a model does not fit into memory, or if `for_training`, if training it does not fit."""
     model = meta_model(config, vocabulary_size, schema)
-    parameters, trained = model.parameter_count(), model.trained_count()
-    filters = (tensor for name, tensor in model.saved_tensors().items() if name.endswith(".bits"))
-    filter_bytes = sum(tensor.numel() for tensor in filters)
-    values = parameters - trained + trained * (TRAINING_VALUES if for_training else 1)
-    description = f"{'training ' if for_training else ''}a model of {parameters:,} parameters"
-    memory.check(FLOAT_BYTES * values + filter_bytes, description)
+    filter_bytes = sum(values.numel() for name, values in model.saved_tensors().items() if name.endswith(".bits"))
+    description = f"{'training ' if for_training else ''}a model of {model.parameter_count():,} parameters"
+    memory.check(FLOAT_BYTES * _stored_values(model, for_training) + filter_bytes, description)
+
+
+def _stored_values(model: LanguageModel, for_training: bool) -> int:
+    """Return the number of values that are stored for the parameters of a model."""
+    return model.parameter_count() + model.trained_count() * (TRAINING_VALUES - 1 if for_training else 0)
 
 
 def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, tokens: int, texts: int) -> int:
@@ -69,8 +67,7 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
     batch_texts = -(-texts * batch_tokens // max(1, tokens))  # a share of all texts, rounded up
     backbone = model.backbone.footprint()
     token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)
-    trained = model.trained_count()
-    parameter_values = model.parameter_count() - trained + TRAINING_VALUES * trained
+    parameter_values = _stored_values(model, for_training=True)
     return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + 6 * training.samples)
 
 

@@ -18,7 +18,6 @@ MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection") 
 EXPORT_FORMATS = ("lora", "merged", "gguf-lora")
 GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")
 ONLINE_OPTIMIZERS = ("adagrad", "adadelta", "sgd")
-EMBEDDING_MEASURES = ("cosine", "distance")
 KEY_SCOPES = ("complete", "learn", "users", "admin")  # what an API key of the service permits
 # Environment variable for the URL of the store. The URL is not an option, because it can contain a password, and all
 # users of a machine can read the command lines of its processes.

@@ -20,7 +20,7 @@ from factorcell.options.limits import MAX_COUNT, MAX_FLOAT, Limits, is_names, pl
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
 ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-IS_RECORDED = "is_recorded"  # in the metadata of a field
+RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # fields that a training sets; they are no options
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 
 
@@ -50,7 +50,10 @@ CHOICE_HELP = {
         "device to compute on; auto: a GPU if there is one, but the processor for recurrent layers with layer "
         "normalization"
     ),
-    "precision": "number type of matrix products; auto: float32, but bfloat16 for a pretrained base on a GPU",
+    "precision": (
+        "number type of matrix products, and in training of the frozen weights of a base; auto: float32, but bfloat16 "
+        "for a pretrained base on a GPU"
+    ),
 }
 
 
@@ -88,14 +91,9 @@ def float_option(default: float, help_text: str, low: float = 0.0, high: float =
     return option(default, help_text, limits=Limits(low, high, whole=False))
 
 
-def recorded(default: str | int) -> Any:
-    """Declare a fact that training records in the config of a run; it is not an option, and has no help text."""
-    return dataclasses.field(default=default, metadata={IS_RECORDED: True})
-
-
 def option_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a section that users may set: all but the recorded facts."""
-    return [field for field in dataclasses.fields(cls) if IS_RECORDED not in field.metadata]
+    """Return the fields of a section that users may set."""
+    return [field for field in dataclasses.fields(cls) if field.name not in RECORDED]
 
 
 def rate_option(help_text: str) -> Any:
@@ -272,8 +270,8 @@ class HuggingFaceOptions(KindOptions):
     hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
-    base_digest: str = recorded("")  # SHA-256 of the weights of the base; other weights are refused
-    base_precision: str = recorded("")  # the number type of the frozen weights of the base
+    base_digest: str = ""  # SHA-256 of the weights of the base; other weights are refused
+    base_precision: str = ""  # the number type of the frozen weights of the base
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,7 @@ from factorcell.reports.wording import visible_token
 Row = Mapping[str, Any]
 
 INK, MUTED, RULE = "#1c2733", "#66717f", "#dde2e8"
-# Each colour has one meaning on all pages; docs/charts.md lists the meanings.
+# Each colour has one meaning on all pages.
 HIGHER, LOWER = "#4a7fb5", "#d9622b"  # signs: higher, or more probable in the first context; lower, or in the second
 SHARE = "#2d6a63"  # a share between none (transparent) and all
 HEAT = LinearSegmentedColormap.from_list("heat", [(*to_rgb(SHARE), 0.04), (*to_rgb(SHARE), 0.96)])
@@ -143,11 +143,7 @@ def add_legend(figure: Figure) -> None:
 
 
 def round_ticks(axis: Axis, count: int = 5, *, is_log: bool = False) -> None:
-    """Put ticks at about `count` round numbers of a linear axis, or at powers of ten if the axis `is_log`.
-
-    A logarithmic axis has ticks at 1, 10, 100, ..., and over less than two decades also at 3, 30, .... Over less than
-    about a decade its ticks are those of a linear axis.
-    """
+    """Put ticks at about `count` round numbers of a linear axis, or at powers of ten if the axis `is_log`."""
     low, high = sorted(axis.get_view_interval())
     if is_log and high > 8 * low:
         axis.set_major_locator(LogLocator(subs=(1, 3) if high < 100 * low else (1,)))
@@ -165,10 +161,7 @@ def has_curve(rows: Sequence[Row]) -> bool:
 
 @styled()
 def learning_curves(rows: Sequence[Row], x: str) -> Figure:
-    """Draw the perplexity of models on the development texts over `x`, "minutes" or "tokens".
-
-    Each row has model, step, tokens, seconds and perplexity; rows of other texts have a split other than "dev".
-    """
+    """Draw the perplexity of models on the development texts over `x`, "minutes" or "tokens"."""
     figure = Figure(figsize=(WIDTH, 3.3))
     axes = figure.subplots()
     key, divisor, x_label = PROGRESS_UNITS[x]
@@ -248,10 +241,7 @@ def gain_bars(rows: Sequence[Row], key: str) -> Figure:
 
 
 def shown_gains(rows: Sequence[Row], key: str) -> list[Row]:
-    """Return the values of a column that a chart shows: few values in natural order, otherwise by their gain.
-
-    If there are many values, those with the highest and lowest gains are shown, with a gap between them.
-    """
+    """Return the values of a column that a chart shows: few values in natural order, otherwise by their gain."""
     shown = sorted(rows, key=lambda row: -float(row[key]))
     if len(shown) > 2 * MAX_BARS:
         return [*shown[:MAX_BARS], {"value": GAP, key: 0.0}, *shown[-MAX_BARS:]]
@@ -261,10 +251,7 @@ def shown_gains(rows: Sequence[Row], key: str) -> list[Row]:
 
 @styled()
 def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
-    """Draw a confusion matrix in per cent of the texts of each true value, with the labels in natural order.
-
-    Each row of `counts` (N, N), for N labels, is a true value; each column is a predicted value.
-    """
+    """Draw a confusion matrix in per cent of the texts of each true value, with the labels in natural order."""
     label_count = len(labels)
     matrix = np.asarray(counts, dtype=float).reshape(label_count, label_count)
     if order := natural_order([str(label) for label in labels]):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from factorcell.evaluation.classification import great_circle_distances
 from factorcell.evaluation.comparison import Comparison
-from factorcell.evaluation.point_classification import great_circle_distances
 from factorcell.reports import charts
 from factorcell.reports.maps import best_point, world_map
 from factorcell.reports.page import Chart, Page, make_table
@@ -25,17 +25,7 @@ def degrees(lat: float, lon: float) -> str:
 
 
 def demo_page(results: Row) -> str:
-    """Return the page of `factorcell demo`.
-
-    Args:
-        results: The results that `commands.demo.train_and_evaluate` returns: minutes, machine, texts (the number of
-            training texts), models (a `Comparison`), curves (rows of evaluations), names (generated for each place),
-            maps, countries (rows of accuracies), confusion (labels and counts), prior (in words, the points that the
-            maps cover) and cautions (sentences).
-
-    Returns:
-        A self-contained HTML page.
-    """
+    """Return the page of `factorcell demo` from the results of `commands.demo.train_and_evaluate`."""
     page = Page("Place names of the world", figures=_key_figures(results["models"]))
     page.lead = f"Models that read {results['texts']:,} place names with their coordinates, and no map."
     page.add_findings(results["cautions"])

@@ -39,60 +39,39 @@ FULL_SHADE_OPACITY = 0.72  # low enough that text on the shade stays readable
 MIN_NATS = 0.1  # smallest sum of ratios of a word in a chart
 WORD_COUNT = 10  # tokens in the chart of each model that favour the first context, and that favour the second
 FIGURE_TEXTS = 20  # maximum number of texts whose posterior is drawn; the tables have all texts
-WEAK, CLEAR, STRONG = (f"{level:g}" for level in STRENGTHS)
 RATIO_REMARKS = (
     "the log-likelihood ratio of a token is log p(token | preceding tokens, {first}) - log p(token | preceding tokens, "
-    "{second}) in nats: at 0.7 the token is twice as probable given {first}, at 2.3 ten times",
-    "the ratios of a text, including its end (¶), add up to the ratio of the whole text",
-    f"bars are thin from {WEAK} nats, thicker from {CLEAR} and {STRONG}; the shade is full from {FULL_SHADE_NATS:g} "
-    "nats; point at a token to see its ratio",
+    "{second}) in nats; the ratios of a text, including its end (¶), add up to the ratio of the whole text",
+    f"bars are thin from {STRENGTHS[0]:g} nats, thicker from {STRENGTHS[1]:g} and {STRENGTHS[2]:g}; the shade is full "
+    f"from {FULL_SHADE_NATS:g} nats",
     "words in italics are out of vocabulary; grey words have no evidence: training saw them in none of the contexts",
 )
 POSTERIOR_REMARK = "posteriors are computed by Bayes' rule with a uniform prior"
 
 
 def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequence[str] = ()) -> str:
-    """Return the page of `factorcell explain` for the model `name`.
-
-    `rows` are the rows that `likelihood_ratios.explain` returns, with `model` added if there are several models.
-    `runs` is the number of runs whose log-likelihoods were averaged.
-    """
+    """Return the page of `factorcell explain` for the model `name`."""
     contexts = list(rows[0]["posterior"])
     rows_by_model: dict[str, list[Row]] = {}
     for row in rows:
         rows_by_model.setdefault(display_name(row.get("model", "")), []).append(row)
-    page = Page(f"Explanations by {display_name(name)}", "factorcell explain", figures=_key_figures(rows_by_model))
-    page.lead = f"Compared: {', '.join(contexts)}."
+    page = Page(f"Explanations by {display_name(name)}", "factorcell explain", f"Compared: {', '.join(contexts)}.")
     page.add_findings(cautions)
-    evidence = []
-    texts = shaded_texts(rows)
+    evidence, texts = [], shaded_texts(rows)
     if texts:
         first, second = contexts
         page.remarks += [remark.format(first=first, second=second) for remark in RATIO_REMARKS]
         evidence = list(word_charts(rows_by_model, f"Words that favour {first} (right) or {second} (left), nats"))
-    for row in rows[:FIGURE_TEXTS]:
-        evidence.append(Chart(running_posterior(row), f"Probability after every token: {_text_name(row)}"))
+    evidence += [
+        Chart(running_posterior(row), f"Probability after every token: {_text_name(row)}")
+        for row in rows[:FIGURE_TEXTS]
+    ]
     page.add("Evidence", evidence)
     page.add("Probability of each context", tables=[_posterior_table(rows, contexts)])
     page.add("All tokens", tables=list(map(_value_table, rows)))
     page.remarks.append(POSTERIOR_REMARK)
     page.remarks += [f"all values are computed from the mean log likelihoods of {runs} runs"] if runs > 1 else []
     return page.render("explain.html", legend=shade_legend(contexts), texts=texts)
-
-
-def _key_figures(rows_by_model: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
-    """Return the result of each model: for a single text its most probable context, for several texts a count."""
-    figures = []
-    for model, rows in rows_by_model.items():
-        posterior, suffix = rows[0]["posterior"], f", {model}" if model else ""
-        if len(rows) == 1:
-            best = max(posterior, key=posterior.get)
-            figures.append((f"{posterior[best]:.1%}", f"probability of {best}{suffix}"))
-        else:
-            first = next(iter(posterior))
-            count = sum(max(row["posterior"], key=row["posterior"].get) == first for row in rows)
-            figures.append((f"{count} of {len(rows)}", f"texts are most probable given {first}{suffix}"))
-    return figures
 
 
 def _posterior_table(rows: Sequence[Row], contexts: Sequence[str]) -> Table | None:
@@ -183,11 +162,7 @@ def _value_table(row: Row) -> Table | None:
 
 @styled()
 def running_posterior(row: Row) -> Figure:
-    """Draw the posterior of each context after every token of a text, from the uniform prior on.
-
-    The row has tokens (token, posterior by context) and the posterior of the whole text. The contexts with the highest
-    final posteriors have distinct colours and dashes; if there are more contexts than `DASHES`, the others are grey.
-    """
+    """Draw the posterior of each context after every token of a text, from the uniform prior on."""
     contexts = list(row["posterior"])
     highest = sorted(contexts, key=lambda context: -row["posterior"][context])[: len(DASHES)]
     palette = (HIGHER, LOWER) if len(contexts) == 2 else EXTRA_COLOURS

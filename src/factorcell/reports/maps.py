@@ -156,10 +156,7 @@ def _draw_light(axes: Axes, grid: Row, land: Path) -> None:
 
 
 def _interpolate(grid: Row, values: Array, lat: Array, lon: Array) -> Array:
-    """Smooth `values` (n, m) of a grid and interpolate them at `lat` (h,) and `lon` (h, w).
-
-    The result (h, w) is zero north and south of the grid.
-    """
+    """Smooth `values` (n, m) of a grid and interpolate them at `lat` (h,) and `lon` (h, w)."""
     smoothing_kernel = (1 / 6, 4 / 6, 1 / 6)
     for axis in (0, 1):
         values = np.apply_along_axis(np.convolve, axis, values, smoothing_kernel, "same")

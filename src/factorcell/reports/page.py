@@ -12,10 +12,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.io.escapes import escape_hidden_lines
 from factorcell.io.finite import is_number
 from factorcell.reports import charts
+from factorcell.runs.saved_results import BEST_MARK
 
 Row = Mapping[str, Any]
 
@@ -37,10 +37,7 @@ class Chart:
     caption: str = ""
 
     def svg(self, name: str) -> str:
-        """Return the figure as SVG in the fonts and theme of the page; `name` must be unique there.
-
-        Matplotlib has escaped the texts of the figure. The result follows `<svg `.
-        """
+        """Return the figure as SVG in the fonts and theme of the page; `name` must be unique there."""
         content = charts.svg(self.figure, name)
         content = content[content.index("<svg ") + 5 :]
         content = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", content, flags=re.DOTALL)
@@ -56,10 +53,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """The titles of columns, whether a column has numbers (aligned to the right), and the texts of the rows.
-
-    A folded table is opened by its title. On a phone, each row of a wide table becomes a list.
-    """
+    """The titles of columns, whether a column has numbers (aligned to the right), and the texts of the rows."""
 
     columns: Sequence[tuple[str, bool]]
     rows: Sequence[Sequence[str]]

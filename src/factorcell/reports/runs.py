@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.comparison import COMPARED_FIGURES, ComparedModel, Comparison, compare_models, format_figure
+from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.diagnostics import differ, run_findings, training_texts
 from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
 from factorcell.evaluation.results import find_models, prediction_fields
@@ -28,7 +28,6 @@ from factorcell.runs.saved_results import (
     UNKNOWN_CONTEXT_GAIN,
     format_difference,
     gain_title,
-    measure_name,
     measurements,
 )
 from factorcell.runs.used_options import unused_options
@@ -42,10 +41,6 @@ WORD_COUNT = 6  # raised words of each value, and lowered words
 FREQUENT_WORDS = 2000  # typical words are among these; the model knows little about rarer ones
 INTERVALS = "Lines: 95 % intervals. Grey: not significant."
 MIXED = "predictions are those of a mixture of the neural model and n-gram counts; learning curves, of the neural model"
-NO_MIXTURE = (
-    "the page has no mixture of a model and the n-gram model, whose perplexity is often lower than theirs; "
-    "`factorcell compare` prints it, and `factorcell mix` creates it"
-)
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
@@ -61,30 +56,37 @@ def report_page(folders: Sequence[str | Path]) -> str:
         UserError: A folder contains no run, or a file in it is not valid.
     """
     model_folders = find_models(list(map(Path, folders)), ngram.FILE)
-    ngram_folders = [folder for folder in model_folders if (folder / ngram.FILE).is_file()]
-    mixtures = [mixture for folder in ngram_folders for mixture in read_mixtures(folder)]
-    return run_report([*(read_model(folder, len(model_folders) == 1) for folder in model_folders), *mixtures])
+    has_words = len(model_folders) == 1
+    return run_report([model for folder in model_folders for model in read_models(folder, has_words)])
 
 
-def read_model(folder: Path, has_words: bool = False) -> Row:
-    """Read the results, logs and options of a run or of an n-gram model, and with `has_words` the typical words.
+def read_models(folder: Path, has_words: bool = False) -> list[Row]:
+    """Read the results, logs and options of a run, with `has_words` also its typical words; or the results of n-grams.
 
-    A run with a mixture may also have results of its neural model alone, which are omitted.
+    The folder of an n-gram model also has results of its mixtures with runs, which `compare` has evaluated. Results of
+    the neural model of a run alone are omitted if the run predicts with a mixture.
     """
     run = None if (folder / ngram.FILE).is_file() else Run.open(folder)
     predictor = None if run is None else prediction_fields(run).get("predictor")
-    results = [row for row in saved_results.read(folder) if row.get("predictor") == predictor]
-    model: Row = {
-        "folder": str(folder),
-        "title": folder.name,
-        "config": {},
-        "results": [{**row, "figures": text_figures.load(folder, row)} for row in results],
-    }
+    results: dict[Any, list[Row]] = {predictor: []}
+    for row in saved_results.read(folder):
+        results.setdefault(row.get("predictor"), []).append({**row, "figures": text_figures.load(folder, row)})
+    model: Row = {"folder": str(folder), "title": folder.name, "config": {}, "results": results.pop(predictor)}
     if run is None:
-        return model
+        mixtures = [
+            {
+                "folder": str(folder),
+                "title": rows[-1]["model"],
+                "config": {"training": {"seed": rows[-1]["seed"]}},
+                "trained": rows[-1]["model"],
+                "predictor": name,
+                "results": rows,
+            }
+            for name, rows in results.items()
+        ]
+        return [model, *mixtures]
     facts = training_facts(folder)
-    return {
-        **model,
+    training = {
         "config": run.config.to_dict(),
         "is_adapted": run.model.is_adapted,
         "unused": unused_options(run.config, run.schema),
@@ -99,25 +101,7 @@ def read_model(folder: Path, has_words: bool = False) -> Row:
         "words": list(_typical_words(run)) if has_words else [],
         "cautions": [finding.text for finding in run_findings(run, run.schema.columns())],
     }
-
-
-def read_mixtures(folder: Path) -> list[Row]:
-    """Read the mixtures with the n-gram model in `folder` that `compare` has evaluated, each as in `read_model`."""
-    results: dict[str, list[Row]] = {}
-    for row in saved_results.read(folder):
-        if row.get("predictor"):
-            results.setdefault(row["predictor"], []).append({**row, "figures": text_figures.load(folder, row)})
-    return [
-        {
-            "folder": str(folder),
-            "title": rows[-1]["model"],
-            "config": {"training": {"seed": rows[-1]["seed"]}},
-            "trained": rows[-1]["model"],
-            "predictor": predictor,
-            "results": rows,
-        }
-        for predictor, rows in results.items()
-    ]
+    return [{**model, **training}]
 
 
 def _typical_words(run: Run) -> Iterator[Row]:
@@ -134,47 +118,41 @@ def _typical_words(run: Run) -> Iterator[Row]:
 
 
 def run_report(runs: Sequence[Row]) -> str:
-    """Return the HTML page about `runs`, the rows that `read_model` returns.
-
-    Trainings of a model with different seeds share one row of the table; learning curves and charts show only the first
-    of these trainings.
-    """
+    """Return the HTML page about `runs`, the rows that `read_models` returns."""
     models = _group_by_model(runs)
     first_trainings = [first_training for first_training, *_ in models]
     titles = [str(run["title"]) for run in first_trainings]
     if len(set(titles)) < len(titles):
         titles = [str(run["folder"]) for run in first_trainings]
     titled_runs = list(zip(first_trainings, titles, strict=True))
-    neural_runs = [(run, title) for run, title in titled_runs if "schema" in run]  # n-gram models have no options
-    evaluation, accuracy = most_frequent_ids(models)
+    ids = most_frequent_ids(models)
+    comparison = _compare(models, titles, ids)
+    cells, columns = comparison.table()
     page = Page(titles[0] if len(runs) == 1 else f"Comparison of {len(runs)} runs", "factorcell report")
-    places = [f"perplexity on {evaluation[0]}"] if evaluation else []
-    places += [f"{_accuracy_title(accuracy)} on {accuracy[0]}"] if accuracy else []
+    places = [f"{name}{f' of {key[1]}' if key[1] else ''} on {key[0]}" for name, key in ids.items() if key]
     page.lead = f"Measured: {', '.join(places)}." if places else ""
-    cautions = [caution for run in runs for caution in run.get("cautions") or ()]
-    if 0 < len(neural_runs) < len(first_trainings) and not any(run.get("predictor") for run in runs):
-        cautions.append(NO_MIXTURE)
-    page.add_findings(cautions)
-    result_tables: list[Table | None] = []
+    page.add_findings([caution for run in runs for caution in run.get("cautions", ())])
+    page.remarks += [*comparison.notes(), *_remarks(models, comparison)]
     if len(runs) == 1:
-        page.figures = _figures_of_run(runs[0], evaluation, accuracy)
-        page.remarks += [_describe_run(runs[0]), *([MIXED] if runs[0].get("predictor") else [])]
-    else:
-        result_tables = _add_comparison(page, models, titles, (evaluation, accuracy))
-    names = [""] if len(runs) == 1 else titles
-    named_runs = list(zip(first_trainings, names, strict=True))
-    page.add("Gain of the context", [chart for run, name in named_runs for chart in _gain_charts(run, name)])
+        page.figures = [(cells[0][name], name) for name in columns[1:]]
+    page.add("Comparison", list(_difference_charts(comparison)))
+    named_runs = list(zip(first_trainings, [""] if len(runs) == 1 else titles, strict=True))
+    page.add("Gain of the context", [chart for pair in named_runs for chart in _gain_charts(*pair)])
     words = runs[0].get("words", ()) if len(runs) == 1 else ()
     page.add("Typical words", [Chart(charts.word_bars(row["rows"]), f"{row['context']}, nats") for row in words])
     curves = _learning_curves(titled_runs, list(charts.PROGRESS_UNITS)[: len(runs)])
-    matrices = [chart for run, name in named_runs for chart in _confusion_matrices(run, name)]
+    matrices = [chart for pair in named_runs for chart in _confusion_matrices(*pair)]
     page.add("Training and classification", [*curves, *matrices])
-    result_tables.append(_result_table(models, titles))
-    page.add("Results", tables=[*result_tables, *(table for pair in named_runs for table in _value_tables(*pair))])
-    variables = dict.fromkeys(row for run, _ in neural_runs for row in run["schema"])
+    folders = [", ".join(str(run["folder"]) for run in trainings) for trainings in models]
+    compared = [{**row, "folder": folder} for row, folder in zip(cells, folders, strict=True)]
+    value_tables = [table for pair in named_runs for table in _value_tables(*pair)]
+    page.add(
+        "Results", tables=[make_table(compared, [*columns, "folder"]), _result_table(models, titles), *value_tables]
+    )
+    variables = dict.fromkeys(row for run in first_trainings for row in run.get("schema", ()))
     rows = [{"variable": name, "content": details} for name, details in variables]
     page.add("Context", tables=[make_table(rows, ("variable", "content"))])
-    page.add("Options", tables=_option_tables(neural_runs))
+    page.add("Options", tables=_option_tables([pair for pair in titled_runs if "schema" in pair[0]]))
     return page.render()
 
 
@@ -199,12 +177,7 @@ def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
         models.setdefault(model_key, []).append(run)
     for trainings in models.values():
         trainings.sort(key=lambda run: run["config"].get("training", {}).get("seed", 0))
-    return sorted(models.values(), key=lambda trainings: _sort_key(trainings[0]))
-
-
-def _sort_key(run: Row) -> tuple[bool, bool]:
-    """Return whether a run is an n-gram model, and whether the run is adapted."""
-    return "schema" not in run, bool(run.get("is_adapted"))
+    return sorted(models.values(), key=lambda runs: ("schema" not in runs[0], bool(runs[0].get("is_adapted"))))
 
 
 def result_id(row: Row) -> tuple[Any, ...]:
@@ -217,29 +190,29 @@ def is_by_bayes_rule(row: Row) -> bool:
     return row["kind"] == "classify" and row.get("classifier") != "combined"
 
 
-def most_frequent_ids(models: Sequence[Sequence[Row]]) -> tuple[Any, Any]:
-    """Return the ids of the evaluations and of the accuracies that most models have; None without any.
-
-    If several ids are equally frequent, the function returns the one with the most texts, then the one saved last.
-    """
-    evaluations, accuracies = Counter[Any](), Counter[Any]()
+def most_frequent_ids(models: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    """Return the ids of the perplexities and of the accuracies that most models have; None without any."""
+    all_ids: dict[str, list[Any]] = {"perplexity": [], "accuracy": []}
     for trainings in models:
         rows = [row for run in trainings for row in run["results"]]
-        evaluations.update([*dict.fromkeys(result_id(row) for row in rows if row["kind"] != "classify")])
-        accuracies.update([*dict.fromkeys(result_id(row) for row in rows if is_by_bayes_rule(row))])
-
-    def most_frequent(counts: Counter[Any]) -> Any:
-        return max(reversed(counts), key=lambda key: (counts[key], key[-1] or 0), default=None)
-
-    return most_frequent(evaluations), most_frequent(accuracies)
+        all_ids["perplexity"] += dict.fromkeys(result_id(row) for row in rows if row["kind"] != "classify")
+        all_ids["accuracy"] += dict.fromkeys(result_id(row) for row in rows if is_by_bayes_rule(row))
+    return {name: _most_frequent(ids) for name, ids in all_ids.items()}
 
 
-def figures_on(run: Row, evaluation: Any, accuracy: Any) -> tuple[Row, Figures]:
+def _most_frequent(ids: Sequence[Any]) -> Any:
+    counts = Counter(ids)
+    return max(reversed(counts), key=lambda key: (counts[key], key[-1] or 0), default=None)
+
+
+def figures_on(run: Row, ids: Mapping[str, Any]) -> tuple[Row, Figures]:
     """Return the metrics of a run on the compared tables, and the contribution of each text to them."""
-    rows = [row for row in run["results"] if row["kind"] != "classify" and result_id(row) == evaluation]
-    scores = [row for row in run["results"] if is_by_bayes_rule(row) and result_id(row) == accuracy]
+    results = run["results"]
+    rows = [row for row in results if row["kind"] != "classify" and result_id(row) == ids["perplexity"]]
+    scores = [row for row in results if is_by_bayes_rule(row) and result_id(row) == ids["accuracy"]]
     scores.sort(key=lambda row: row.get("classifier") == "model")  # the last counts; a calibrated model only if alone
-    metrics: Row = {"parameters": run.get("parameters"), "minutes": _minutes(run)}
+    seconds = [row["seconds"] for row in run.get("log") or () if "seconds" in row]
+    metrics: Row = {"parameters": run.get("parameters"), "minutes": max(seconds) / 60 if seconds else None}
     figures: Figures = {}
     for row in (*scores[-1:], *rows[-1:]):
         metrics = {**metrics, **{name: value for name, value in row.items() if name != "figures"}}
@@ -247,43 +220,38 @@ def figures_on(run: Row, evaluation: Any, accuracy: Any) -> tuple[Row, Figures]:
     return metrics, figures
 
 
-def _accuracy_title(accuracy: tuple[Any, ...]) -> str:
-    """Return the name of an accuracy from the id of its result, with the target if there is one."""
-    _, target, _ = accuracy
-    return f"accuracy of {target}" if target else "accuracy"
+def _compare(models: Sequence[Sequence[Row]], titles: Sequence[str], ids: Mapping[str, Any]) -> Comparison:
+    compared_models = []
+    for trainings, title in zip(models, titles, strict=True):
+        rows, texts = zip(*(figures_on(run, ids) for run in trainings), strict=True)
+        compared_models.append(ComparedModel(title, rows, texts, is_deterministic="schema" not in trainings[0]))
+    return compare_models(compared_models)
 
 
-def _minutes(run: Row) -> float | None:
-    """Return the duration of a training."""
-    seconds = max((row["seconds"] for row in run.get("log") or () if "seconds" in row), default=None)
-    return None if seconds is None else float(seconds) / 60
+def _remarks(models: Sequence[Sequence[Row]], comparison: Comparison) -> list[str]:
+    """Return what a comparison leaves out, and what its gains include: amounts of training, and n-gram mixtures."""
+    remarks = []
+    if len({row.get("unit") for row in comparison if is_number(row.get("perplexity"))}) > 1:
+        remarks.append("perplexities of models with different tokens are not comparable; compare bits per byte")
+    missing = [str(row["model"]) for row in comparison if not is_number(row.get("perplexity"))]
+    if len(models) > len(missing) > 0:
+        remarks.append(f"not evaluated on this table, so not compared: {', '.join(missing)}")
+    runs = {str(row["model"]): run for (run, *_), row in zip(models, comparison, strict=True)}
+    texts = {name: run["training_texts"] for name, run in runs.items() if run.get("training_texts")}
+    if texts and differ(list(texts.values())):
+        counts = ", ".join(f"{name} {count:,}" for name, count in texts.items())
+        remarks.append(f"the trainings read different numbers of texts ({counts}), which also changes their figures")
+    if names := [name for name, run in runs.items() if run.get("predictor")]:
+        remarks.append(f"{', '.join(names)}: {MIXED}")
+    return remarks
 
 
-def _figures_of_run(run: Row, evaluation: Any, accuracy: Any) -> list[tuple[str, str]]:
-    """Return the results of a run to show first: perplexity, gain, accuracy and bits per byte."""
-    metrics, _ = figures_on(run, evaluation, accuracy)
-    titles = {
-        "perplexity": measure_name("perplexity", metrics.get("unit")),
-        "accuracy": _accuracy_title(accuracy) if accuracy else "",
-        "bits_per_byte": "bits per byte",
-    }
-    figures = [(format_figure(metrics, name), titles[name]) for name in titles if is_number(metrics.get(name))]
-    gains = {
-        key: (text, gain_title(key, row.get("baseline")))
-        for row in run["results"]
-        if result_id(row) == evaluation
-        for key in (BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN)
-        if (text := format_difference(row, key))
-    }
-    return [*figures[:1], *gains.values(), *figures[1:]]
-
-
-def _describe_run(run: Row) -> str:
-    """Return the folder, the size and the duration of the training of a run."""
-    minutes = _minutes(run)
-    facts = [f"{run['parameters']:,} parameters"] if run.get("parameters") else []
-    facts += [f"{minutes:.2f} minutes of training"] if minutes is not None else []
-    return f"{run['folder']}: {', '.join(facts) or 'no log of a training'}"
+def _difference_charts(comparison: Comparison) -> Iterator[Chart]:
+    """Yield the differences of the models to the first one: of perplexities and of accuracies."""
+    for key, unit in ((BASELINE_GAIN, "%"), (BASELINE_ACCURACY, "percentage points")):
+        if rows := [{"value": row["model"], **row} for row in comparison if row.get(key) is not None]:
+            title = _title("", f"{gain_title(key, rows[0]['baseline'][key])}, {unit}")
+            yield Chart(charts.gain_bars(rows, key), title, INTERVALS)
 
 
 def _gain_charts(run: Row, name: str) -> Iterator[Chart]:
@@ -340,67 +308,8 @@ def _confusion_matrices(run: Row, name: str) -> Iterator[Chart]:
             yield Chart(figure, title, "Rows: true values. Columns: predicted values, in % of the row.")
 
 
-def _add_comparison(
-    page: Page, models: Sequence[Sequence[Row]], titles: Sequence[str], ids: tuple[Any, Any]
-) -> list[Table | None]:
-    """Add the key figures, the charts and the remarks that compare several models; return the tables."""
-    compared_models = []
-    for trainings, title in zip(models, titles, strict=True):
-        rows, texts = zip(*(figures_on(run, *ids) for run in trainings), strict=True)
-        compared_models.append(ComparedModel(title, rows, texts, is_deterministic="schema" not in trainings[0]))
-    comparison = compare_models(compared_models)
-    page.figures = _best_figures(comparison)
-    page.add("Comparison", list(_difference_charts(comparison)))
-    page.remarks += [*comparison.notes(), *_comparison_remarks(models, comparison)]
-    folders = [
-        {"model": row["model"], "folder": ", ".join(str(run["folder"]) for run in trainings)}
-        for row, trainings in zip(comparison, models, strict=True)
-    ]
-    return [make_table(*comparison.table()), make_table(folders, ("model", "folder"))]
-
-
-def _best_figures(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return the best perplexity, accuracy and bits per byte of several models, if all these can be compared."""
-    figures = list[tuple[str, str]]()
-    for name, (difference, higher_is_better) in COMPARED_FIGURES.items():
-        rows = [row for row in comparison if is_number(row.get(name))]
-        if len(comparison) > 1 and (len(rows) < 2 or any(row.get(difference) is None for row in rows[1:])):
-            continue
-        best = (max if higher_is_better else min)(rows, key=lambda row: float(row[name]), default=None)
-        if best is not None:
-            figures.append((format_figure(best, name), f"{name.replace('_', ' ')} of {best['model']}"))
-            if text := format_difference(best, difference):
-                figures.append((text, gain_title(difference, best["baseline"][difference])))
-    return figures
-
-
-def _difference_charts(comparison: Comparison) -> Iterator[Chart]:
-    """Yield the differences of the models to the first one: of perplexities and of accuracies."""
-    for key, unit in ((BASELINE_GAIN, "%"), (BASELINE_ACCURACY, "percentage points")):
-        if rows := [{"value": row["model"], **row} for row in comparison if row.get(key) is not None]:
-            title = _title("", f"{gain_title(key, rows[0]['baseline'][key])}, {unit}")
-            yield Chart(charts.gain_bars(rows, key), title, INTERVALS)
-
-
-def _comparison_remarks(models: Sequence[Sequence[Row]], comparison: Comparison) -> list[str]:
-    """Return what a comparison leaves out, and what its gains include: amounts of training, and n-gram mixtures."""
-    remarks = []
-    if len({row.get("unit") for row in comparison if is_number(row.get("perplexity"))}) > 1:
-        remarks.append("perplexities of models with different tokens are not comparable; compare bits per byte")
-    if missing := [str(row["model"]) for row in comparison if not is_number(row.get("perplexity"))]:
-        remarks.append(f"not evaluated on this table, so not compared: {', '.join(missing)}")
-    runs = {str(row["model"]): run for (run, *_), row in zip(models, comparison, strict=True)}
-    texts = {name: run["training_texts"] for name, run in runs.items() if run.get("training_texts")}
-    if texts and differ(list(texts.values())):
-        counts = ", ".join(f"{name} {count:,}" for name, count in texts.items())
-        remarks.append(f"the trainings read different numbers of texts ({counts}), which also changes their figures")
-    if names := [name for name, run in runs.items() if run.get("predictor")]:
-        remarks.append(f"{', '.join(names)}: {MIXED}")
-    return remarks
-
-
 def _result_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> Table | None:
-    """Return a table of all latest results of each training; it is folded if there are several trainings."""
+    """Return a folded table of the latest results of each training."""
     rows = []
     for trainings, title in zip(models, titles, strict=True):
         for run in trainings:
@@ -411,10 +320,7 @@ def _result_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> Tab
                     {"model": name, **measured._asdict(), "remark": remark if "baseline" in measured.figure else None}
                     for measured in measurements([result])
                 ]
-    columns = ("table", "measure", "value", "remark")
-    if len(models) == len(models[0]) == 1:
-        return make_table(rows, columns)
-    return make_table(rows, ("model", *columns), "All results", is_folded=True)
+    return make_table(rows, ("model", "table", "measure", "value", "remark"), "All results", is_folded=True)
 
 
 def _value_tables(run: Row, name: str) -> Iterator[Table | None]:

@@ -75,10 +75,14 @@ def export(
             lora_files.write_gguf(fixed, partial)
         else:
             merged_model.write_merged_model(fixed, partial)
-        has_tokenizer = to == "merged" and _write_tokenizer(fixed, partial)
-        if to == "merged" and not has_tokenizer:
-            remarks.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
-        remarks.append(_begin_of_texts(fixed, has_tokenizer))
+        tokenizer = None
+        if to == "merged":
+            tokenizer = to_transformers(run.tokenizer, fixed.vocabulary_size, fixed.start_id)
+            if tokenizer is None:
+                remarks.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
+            else:
+                tokenizer.save_pretrained(partial)
+        remarks.append(_begin_of_texts(fixed, tokenizer is not None))
         if fixed.backbone.options.is_frozen_in_bfloat16:
             remarks.append(ROUNDED if to == "merged" else OTHER_BASES)
         if has_mixture(run):
@@ -97,8 +101,7 @@ def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[Fix
     run, shifts = fixed.run, fixed.conditions.shifts
     is_low_rank = fixed.backbone.is_frozen and all(shift.scale is None for shift in shifts)
     if to == "merged":
-        places = merged_model.find_places(fixed)
-        has_map_biases, has_output_bias = not places.map_biases, not places.output_bias
+        has_map_biases, has_output_bias = merged_model.find_biases_without_place(fixed)
     else:
         lora_files.check_run(fixed, is_gguf=to == "gguf-lora")
         has_map_biases, has_output_bias = any(shift.bias is not None for shift in shifts), fixed.changes_output_bias
@@ -128,25 +131,15 @@ def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[Fix
 
 @contextmanager
 def _complete_folder(folder: Path) -> Iterator[Path]:
-    """Return a context manager with a temporary folder, whose complete files it finally moves to `folder`.
+    """Yield a temporary folder, and move its complete files to `folder`, the config, which identifies the format, last.
 
-    The temporary folder is in `folder`, which may be on another disk than its parent. The config, which identifies the
-    format, is moved last.
+    The temporary folder is in `folder`, which may be on another disk than its parent.
     """
     files.create_new_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
         yield Path(partial)
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.name.endswith("config.json")):
             path.replace(folder / path.name)
-
-
-def _write_tokenizer(fixed: FixedContext, folder: Path) -> bool:
-    """Write the tokenizer of a run in the format of transformers; return False if it has no such form."""
-    tokenizer = to_transformers(fixed.run.tokenizer, fixed.vocabulary_size, fixed.start_id)
-    if tokenizer is None:
-        return False
-    tokenizer.save_pretrained(folder)
-    return True
 
 
 def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
@@ -166,16 +159,13 @@ def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
 def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], remarks: list[str]) -> str:
     """Return a model card, which names the run, the context and what a reader must know."""
     values = ", ".join(_describe_value(fixed.run, column, context[column]) for column in context)
-    values = values or "no specified values"
-    header = [f"library_name: {LIBRARIES[to]}"]
-    if to != "merged":
-        header.append(f"base_model: {json.dumps(fixed.backbone.options.base)}")
+    base = "" if to == "merged" else f"base_model: {json.dumps(fixed.backbone.options.base)}\n"
     lines = [
-        f"# {escape_markdown(fixed.run.folder.name)}",
-        f"The model of this run in the context: {escape_markdown(values)}.",
+        f"---\nlibrary_name: {LIBRARIES[to]}\n{base}---\n# {escape_markdown(fixed.run.folder.name)}",
+        f"The model of this run in the context: {escape_markdown(values or 'no specified values')}.",
         "\n".join(f"- {escape_markdown(remark)}" for remark in remarks),
     ]
-    return "\n".join(["---", *header, "---", ""]) + "\n\n".join(lines) + "\n"
+    return "\n\n".join(lines) + "\n"
 
 
 def _describe_value(run: Run, column: str, value: Any) -> str:

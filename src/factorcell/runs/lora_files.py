@@ -8,9 +8,8 @@ Shapes: D inputs, O outputs, R rank, V vocabulary, H vector of the backbone.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,16 +38,8 @@ GGUF_ARCHITECTURES = {
 }
 
 
-@dataclass(frozen=True)
-class LowRankChange:
-    """The change of one map.
-
-    Attributes:
-        path: The path of the map in the model with its output layer.
-        a: A (R, D).
-        b: B (O, R).
-        bias: The change of the bias (O,), or None.
-    """
+class LowRankChange(NamedTuple):
+    """The change of the map at a path of the model: A (R, D), B (O, R), and the change of the bias (O,), or None."""
 
     path: str
     a: Tensor

@@ -63,14 +63,14 @@ class Architecture:
         """Return the path of a module of the model."""
         return str(next(path for path, other in self.model.named_modules() if other is module))
 
-    @property
-    def has_output_bias(self) -> bool:
-        """Whether the output layer has a bias."""
-        return getattr(self.model.get_output_embeddings(), "bias", None) is not None
-
     def has_bias(self, path: str) -> bool:
         """Whether the map at `path` has a bias."""
         return getattr(self.model.get_submodule(path), "bias", None) is not None
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output layer has a bias."""
+        return self.has_bias(self.path_of(self.model.get_output_embeddings()))
 
     def final_norm(self) -> str | None:
         """Return the path of the last layer of the base if it is a LayerNorm with a bias, otherwise None."""
@@ -80,26 +80,12 @@ class Architecture:
         return None
 
 
-@dataclass(frozen=True)
-class Places:
-    """Whether the architecture of a run has a place for the biases that a context changes.
-
-    Attributes:
-        map_biases: Whether all maps with a changed bias have a bias.
-        output_bias: Whether the output layer or its matrix can contain the changed bias of the output layer.
-    """
-
-    map_biases: bool
-    output_bias: bool
-
-
-def find_places(fixed: FixedContext) -> Places:
-    """Return which biases the architecture of a run can contain."""
+def find_biases_without_place(fixed: FixedContext) -> tuple[bool, bool]:
+    """Return whether the architecture has no place for a changed bias of a map, and for that of the output layer."""
     architecture = _with_biases(fixed)
-    return Places(
-        all(architecture.has_bias(projection.path) for projection, shift in fixed.maps() if shift.bias is not None),
-        architecture.has_output_bias or architecture.final_norm() is not None or not fixed.changes_output_bias,
-    )
+    map_paths = [projection.path for projection, shift in fixed.maps() if shift.bias is not None]
+    has_output_place = architecture.has_output_bias or architecture.final_norm() is not None
+    return not all(map(architecture.has_bias, map_paths)), fixed.changes_output_bias and not has_output_place
 
 
 def write_merged_model(fixed: FixedContext, folder: Path) -> None:
@@ -109,9 +95,9 @@ def write_merged_model(fixed: FixedContext, folder: Path) -> None:
         UserError: The architecture is unusual, so that the written model does not predict as the run does.
     """
     architecture = _with_biases(fixed)
-    tensors = _tensors(fixed, architecture)
     architecture.config.save_pretrained(folder)
-    files.write(folder / "model.safetensors", files.to_safetensors(tensors, {"format": "pt"}))
+    tensors = files.to_safetensors(_tensors(fixed, architecture), {"format": "pt"})
+    files.write(folder / "model.safetensors", tensors)
     _compare_with_run(fixed, folder)
 
 

@@ -51,13 +51,15 @@ def _name(run: Run) -> str:
 
 def render(run: Run) -> str:
     """Return the model card as Markdown, without its metadata."""
+    results = saved_results.measurements(saved_results.read(run.folder))
+    rows = [f"| {escape_markdown(row.table)} | {escape_markdown(row.measure)} | {row.value} |" for row in results]
     parts = [
         f"# {escape_markdown(_name(run))}",
         _describe_model(run),
         "## Trained on",
         _describe_training(run),
         "## Results",
-        _results_table(run),
+        "\n".join(["| table | measure | value |", "|---|---|---|", *rows]),
         "## Use",
         _usage_example(run),
     ]
@@ -78,7 +80,8 @@ def _describe_model(run: Run) -> str:
     if run.model.is_adapted:
         sentences.append(f"{describe_adaptation(run)}.")
     else:
-        sentences.append(f"{escape_markdown(_capitalize(describe_missing_context(run)))}.")
+        text = describe_missing_context(run)
+        sentences.append(f"{escape_markdown(text[:1].upper() + text[1:])}.")
     if has_mixture(run):
         components = training_facts(run.folder).get("ngram", {}).get("components", ())
         names = f" ({', '.join(components)})" if components else ""
@@ -114,10 +117,6 @@ def describe_missing_context(run: Run) -> str:
     return f"an unadapted model: it does not read the context columns {', '.join(run.schema.columns())}"
 
 
-def _capitalize(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def has_mixture(run: Run) -> bool:
     """Return whether the folder of a run has a mixture, with which the run predicts unless it is opened without it."""
     return (run.folder / MIXTURE_FILE).is_file()
@@ -133,41 +132,28 @@ def _describe_training(run: Run) -> str:
     facts = training_facts(run.folder)
     lines = []
     if facts:
-        lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code_span(facts['source'])}")
+        lines.append(f"{facts['texts']:,} texts, {facts['targets']:,} targets, from {code_span(facts['source'])}")
     if automatic := facts.get("chosen"):
-        lines.append(f"- chosen automatically: {code_span(run.config.format_options(automatic))}")
+        lines.append(f"chosen automatically: {code_span(run.config.format_options(automatic))}")
     if finetuning := facts.get("finetuned"):
-        moved_parts = ", ".join(
-            f"{row['moved']:,} of {row['values']:,} values of {escape_markdown(row['part'])}"
-            for row in finetuning["moved"]
-        )
+        moved = [(row["moved"], row["values"], escape_markdown(row["part"])) for row in finetuning["moved"]]
+        parts = ", ".join(f"{count:,} of {total:,} values of {part}" for count, total, part in moved)
         base_name = code_span(PurePath(finetuning["from"]).name)
-        lines.append(f"- fine-tuned from {base_name} (l1 {finetuning['l1']:g}): {moved_parts} moved")
+        lines.append(f"fine-tuned from {base_name} (l1 {finetuning['l1']:g}): {parts} moved")
     for row in facts.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
         nonzero = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
-        lines.append(f"- sparse softmax bias: {nonzero} are not zero ({share:.2%})")
+        lines.append(f"sparse softmax bias: {nonzero} are not zero ({share:.2%})")
     frequency = "" if run.tokenizer.is_subword else f" (seen at least {run.config.tokenizer.min_count} times)"
-    lines.append(f"- vocabulary of {len(run.tokenizer):,} tokens{frequency}")
-    lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
-    lines += [f"- {escape_markdown(run.model.names.describe())}"] if run.model.names is not None else []
-    log = run.log()
-    if log:
-        last_row = log[-1]
-        minutes = last_row["seconds"] / 60
-        passes = f" ({last_row['tokens'] / max(1, facts['targets']):.3g} passes)" if facts else ""
-        lines.append(
-            f"- {last_row['step']:,} steps, {last_row['tokens']:,} targets seen{passes}, "
-            f"{minutes:.1f} minutes of training, seed {run.config.training.seed}"
-        )
-    return "\n".join(lines)
-
-
-def _results_table(run: Run) -> str:
-    lines = ["| table | measure | value |", "|---|---|---|"]
-    for row in saved_results.measurements(saved_results.read(run.folder)):
-        lines.append(f"| {escape_markdown(row.table)} | {escape_markdown(row.measure)} | {row.value} |")
-    return "\n".join(lines)
+    lines.append(f"vocabulary of {len(run.tokenizer):,} tokens{frequency}")
+    lines += [escape_markdown(variable.describe()) for variable in run.schema.variables]
+    lines += [escape_markdown(run.model.names.describe())] if run.model.names is not None else []
+    if log := run.log():
+        steps, targets, minutes = log[-1]["step"], log[-1]["tokens"], log[-1]["seconds"] / 60
+        passes = f" ({targets / max(1, facts['targets']):.3g} passes)" if facts else ""
+        duration = f"{minutes:.1f} minutes of training, seed {run.config.training.seed}"
+        lines.append(f"{steps:,} steps, {targets:,} targets seen{passes}, {duration}")
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _usage_example(run: Run) -> str:

@@ -33,10 +33,8 @@ from factorcell.ngram.mixture import Mixture, Predictor, open_mixture
 from factorcell.nn import sizes
 from factorcell.nn.devices import AUTO, FLOAT32, find_device, find_precision
 from factorcell.nn.kernels import library
-from factorcell.nn.language_model import LanguageModel, with_identified_base
-from factorcell.nn.reading import TextModel
-from factorcell.nn.scoring import check_lengths, put_batch, score_rows
-from factorcell.nn.value_names import find_names
+from factorcell.nn.language_model import LanguageModel, find_names, with_identified_base
+from factorcell.nn.scoring import TextModel, check_lengths, put_batch, score_rows
 from factorcell.runs import training_state
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring

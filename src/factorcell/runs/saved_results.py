@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from factorcell.bootstrap import Interval
+from factorcell.bootstrap import Interval, format_ends
 from factorcell.io import files
 from factorcell.io.finite import is_number
 
@@ -28,18 +28,12 @@ FIGURES = {
     "macro_f1": ".4f",
     "auc": ".4f",
 }
+BEST_MARK = "*"  # follows a figure that is significantly better than all others
 REFERENCES = (("majority", "majority class"), ("linear_accuracy", "linear baseline"))  # shown next to an accuracy
 
 
 class Measurement(NamedTuple):
-    """A measured value.
-
-    Attributes:
-        table: Name of the evaluated table.
-        measure: Name of the measure.
-        value: The value with its interval, as text.
-        figure: Key of the value in the row of its result.
-    """
+    """A measured `value` with its interval, as text; `figure` is its key in the row of its result."""
 
     table: str
     measure: str
@@ -85,6 +79,15 @@ def format_difference(row: Mapping[str, Any], key: str) -> str | None:
     return interval.to_text(".1f", scale=100.0, unit=" pt" if key == BASELINE_ACCURACY else "%")
 
 
+def format_figure(row: Mapping[str, Any], name: str) -> str:
+    """Format a figure with its standard deviation, its interval, and the mark of a best figure."""
+    number_format = FIGURES[name]
+    deviation, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
+    text = format(row[name], number_format) + ("" if deviation is None else f" ± {deviation:{number_format}}")
+    text += BEST_MARK if name in row.get("ahead", ()) else ""
+    return text if low is None or high is None else f"{text} {format_ends(low, high, number_format)}"
+
+
 def measure_name(name: str, unit: str | None) -> str:
     """Return the name of a measure with its unit, such as "perplexity per word"; `unit` is the unit of perplexities."""
     suffix = ", known targets" if name == "perplexity_known" else ""
@@ -99,16 +102,12 @@ def measurements(rows: Sequence[Mapping[str, Any]]) -> list[Measurement]:
         details = [f"of {row['target']}"] if row.get("target") else []
         details += [f"({row['classifier']})"] if row.get("classifier") else []
         predictor = f", {row['predictor']}" if row.get("predictor") else ""
-        for name, number_format in FIGURES.items():
+        for name in FIGURES:
             if is_number(row.get(name)):
-                low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-                interval = f" [{low:{number_format}}, {high:{number_format}}]" if is_number(low) else ""
-                value = f"{row[name]:{number_format}}{interval}"
-                if name == "accuracy":
-                    value += "".join(
-                        f", {title} {row[key]:.4f}" for key, title in REFERENCES if is_number(row.get(key))
-                    )
+                references = REFERENCES if name == "accuracy" else ()
+                values = [f"{title} {row[key]:.4f}" for key, title in references if is_number(row.get(key))]
                 measure = " ".join([measure_name(name, row.get("unit")), *details]) + predictor
+                value = ", ".join([format_figure(row, name), *values])
                 measured.append(Measurement(row.get("table", ""), measure, value, name))
         for key in (UNKNOWN_CONTEXT_GAIN, BASELINE_GAIN, BASELINE_BITS):
             if text := format_difference(row, key):

@@ -33,6 +33,7 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         "variable_size": has_embedded_variables and (has_vector or "low_rank_each" in model.output_bias),
         "dropout_context": bool(schema.categories)
         and bool(adapters or model.output_bias or {*INPUT_ADAPTERS} & {*model.adapt}),
+        "samples": config.training.samples > 0,
     }
     return {name for name, value in is_used.items() if not value} | options_unused_by_backbone(config)
 

@@ -10,9 +10,12 @@ All methods block and may be called from any thread. They raise a `UserError` fo
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import structs
 
 from factorcell.completion.completer import TypedText
 from factorcell.completion.popularity import Suggestion
@@ -20,9 +23,17 @@ from factorcell.completion.search import Stop
 from factorcell.completion.texts import check_text, clean_text
 from factorcell.errors import UserError
 from factorcell.service import changes
-from factorcell.service.changes import AcceptResult, Change
-from factorcell.service.learning import ServedModel
-from factorcell.service.lru_cache import LRUCache
+from factorcell.service.changes import Change
+from factorcell.service.learning import Relearner, ServedModel
+from factorcell.service.messages import (
+    AcceptResult,
+    CompletionRequest,
+    Completions,
+    Outcome,
+    Profile,
+    Result,
+    SavedText,
+)
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import (
     DamagedRecordError,
@@ -33,95 +44,19 @@ from factorcell.service.record import (
     checked_context,
     checked_id,
 )
-from factorcell.service.relearning import Relearner
-from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
-from factorcell.service.stores.store import Store
+from factorcell.service.stores.store import CircuitBreakerStore, Store
 
 LOCK_COUNT = 1024  # number of write locks of a process; users with equal hashes (modulo LOCK_COUNT) share a lock
 CACHE_SIZE = 1000  # maximum number of cached `TypedText` objects
 ATTEMPTS = 5  # attempts of `relearn` to save a learned state while other writers change the record
+MAX_LEARNED_TEXTS = 50  # `relearn` saves the learned state after this number of texts
 MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached `TypedText`
 
 Context = Mapping[str, Any]
-Degradation = Literal["time", "store"]
-
-
-class CacheKey(NamedTuple):
-    """The key of a cached `TypedText`; users without a record share keys, in which `user` and `version` are None."""
-
-    model: ServedModel
-    user: str | None
-    version: int | None  # of the user's record
-    context: tuple[tuple[str, bool, Any], ...]  # per column: its name, whether its value is a boolean, its value
-    unknown: str
 
 
 class UserExistsError(UserError):
     """The store already has a user with this id."""
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    """A text that a user is typing.
-
-    Attributes:
-        query: The typed text.
-        user: The id of the user, or None for an unknown user.
-        cursor: Number of characters of `query` before the cursor, by default all. Only these characters are completed.
-        context: Context values by column.
-        limit: Maximum number of suggestions.
-        deadline: The `time.monotonic()` at which the search ends with the best suggestions so far, or None.
-        private: Whether to complete as for an unknown user, without reading the store.
-        stop: A flag that another thread can set to end the search early.
-        unknown: The policy for values that training never saw: "group", "expected" or "error".
-    """
-
-    query: str
-    user: str | None = None
-    cursor: int | None = None
-    context: Context = field(default_factory=dict)
-    limit: int = 10
-    deadline: float | None = None
-    private: bool = False
-    stop: Stop | None = None
-    unknown: str = "error"
-
-
-@dataclass(frozen=True)
-class Completions:
-    """Suggestions, best first. Each is a whole text that continues the text before the cursor.
-
-    Attributes:
-        results: The suggestions.
-        degraded: Why better suggestions may exist, or None. "time": the search ended at its deadline. "store": the
-            store failed, and the suggestions are those for an unknown user.
-        user_version: The version of the user's record that the suggestions are based on, or None without a record.
-    """
-
-    results: list[Suggestion]
-    degraded: Degradation | None = None
-    user_version: int | None = None
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The saved data of a user.
-
-    Attributes:
-        user: The id of the user.
-        version: The version of the record.
-        accepted: Number of texts saved since the record was created, including deleted ones.
-        texts: The saved texts, oldest first.
-        paused: Whether learning is paused.
-        learned: Whether the model has learned all saved texts.
-    """
-
-    user: str
-    version: int
-    accepted: int
-    texts: tuple[StoredText, ...]
-    paused: bool
-    learned: bool
 
 
 class Service:
@@ -146,36 +81,52 @@ class Service:
     ) -> None:
         self.model, self.clock = model, clock
         self.store, self.privacy = CircuitBreakerStore(store), privacy or Privacy()
-        self._typed_texts: LRUCache[CacheKey, TypedText] = LRUCache(cache_size)
+        self._typed_texts = TypedTextCache(cache_size)
         self._locks = [threading.Lock() for _ in range(LOCK_COUNT)]
         self._relearner = Relearner(self.relearn)
 
     def replace_model(self, model: ServedModel) -> None:
         """Serve another model from now on; the model learns a user's saved texts after that user's next request."""
         self.model = model
-        self._typed_texts.drop()
+        self._typed_texts.clear()
 
-    def complete(self, request: CompletionRequest) -> Completions:
+    def complete(
+        self, request: CompletionRequest, deadline: float | None = None, stop: Stop | None = None
+    ) -> Completions:
         """Return the best texts that continue the text before the cursor, for an unknown user if the store fails.
 
         Args:
             request: The typed text, its user and its context.
+            deadline: The `time.monotonic()` at which the search ends, by default that of `request.deadline_ms`.
+            stop: A flag that another thread can set to end the search early.
 
         Raises:
             UserError: A field of the request is invalid, or the model does not know a context column or value.
         """
-        prefix, context = _text_before_cursor(request), checked_context(request.context)
-        user = None if request.user is None else checked_id(request.user)
-        model, user = self.model, None if request.private else user
-        degraded: Degradation | None = None
+        if deadline is None and request.deadline_ms is not None:
+            deadline = time.monotonic() + request.deadline_ms / 1000
+        prefix, context, model = _text_before_cursor(request), checked_context(request.context), self.model
+        user = None if request.user is None or not request.learn else checked_id(request.user)
+        degraded: Literal["time", "store"] | None = None
         try:
             version, typed_text = self._get_typed_text(model, user, context, request.unknown, prefix)
         except StoreError:
             degraded = "store"
             version, typed_text = self._get_typed_text(model, None, context, request.unknown, prefix)
-        result = model.completer.suggest(typed_text, request.limit, request.deadline, request.stop)
-        is_late = result.is_cut and request.deadline is not None and time.monotonic() >= request.deadline
-        return Completions(result.written(model.run.tokenizer), degraded or ("time" if is_late else None), version)
+        result = model.completer.suggest(typed_text, request.limit, deadline, stop)
+        if degraded is None and result.is_cut and deadline is not None and time.monotonic() >= deadline:
+            degraded = "time"
+        results = [
+            Result(
+                text=suggestion.text,
+                source=suggestion.source,
+                score=suggestion.log_probability,
+                typos=suggestion.typos,
+                parts=dict(suggestion.parts) if request.explain else None,
+            )
+            for suggestion in result.written(model.run.tokenizer)
+        ]
+        return Completions(results=results, degraded=degraded, user_version=version)
 
     def accept(
         self, user: str, text: str, *, context: Context | None = None, key: str | None = None, unknown: str = "error"
@@ -203,35 +154,41 @@ class Service:
             raise UserError("text is empty; expected at least one character")
         is_truncated = model.is_truncated(text, context_values, unknown)
         if reason := self.privacy.withhold_reason(text, context_values):
-            return AcceptResult("withheld", why=reason)
-        result = AcceptResult("paused")  # `change` replaces this value
+            return AcceptResult(outcome="withheld", why=reason)
+        result = AcceptResult(outcome="paused")  # `change` replaces this value
 
         def change(record: Record) -> Record:
             nonlocal result
             if (number := changes.find_text_number(record, key, text)) is not None:
-                result = AcceptResult("repeated", number)
+                result = AcceptResult(outcome="repeated", number=number)
                 return record
             if record.paused:
-                result = AcceptResult("paused")
-                return changes.set_paused(record, True, self.privacy, self._now())
+                result = AcceptResult(outcome="paused")
+                return changes.set_paused(record, True)
             new_text = StoredText(record.last_number + 1, text, self._now(), context_values)
             after = changes.add_text(record, new_text, key, model, self.privacy)
-            outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
-            result = AcceptResult(outcome, new_text.number, truncated=is_truncated)
+            outcome: Outcome = "learned" if model.has_learned(after) else "kept"
+            result = AcceptResult(outcome=outcome, number=new_text.number, truncated=is_truncated)
             return after
 
         _, after = self._change(user, change)
         if result.outcome == "kept":
             self._relearner.add(user)
-        return replace(result, user_version=after.version)
+        return structs.replace(result, user_version=after.version)
 
     def show(self, user: str) -> Profile | None:
         """Return the saved data of a user, or None if the store has no record of the user."""
         record = self.store.read(checked_id(user))
         if record is None:
             return None
-        has_learned = self.model.has_learned(record)
-        return Profile(user, record.version, record.last_number, record.texts, record.paused, learned=has_learned)
+        return Profile(
+            user=user,
+            version=record.version,
+            accepted=record.last_number,
+            paused=record.paused,
+            learned=self.model.has_learned(record),
+            texts=msgspec.convert(record.texts, list[SavedText], from_attributes=True),
+        )
 
     def export(self, user: str) -> dict[str, Any] | None:
         """Return the texts and settings of a user as JSON values, which `restore` reads; None if there is no record."""
@@ -253,16 +210,16 @@ class Service:
             UserError: `exported_user` does not have the form of such values.
             UserExistsError: The store already has a user with this id.
         """
-        record = changes.import_record(exported_user, self.privacy, self._now()).record
+        record, _ = changes.import_record(exported_user, self.privacy, self._now())
         if not self.store.write(record, expected_version=None):
             raise UserExistsError("the store already has a user with this id; delete that user first")
         self._relearner.add(record.user)
         return record.user
 
     def delete(self, user: str) -> bool:
-        """Delete a user from the store and the cache; return whether the store had a record of the user."""
+        """Delete a user from the store, and clear the cache; return whether the store had a record of the user."""
         had_record = self.store.delete(checked_id(user))
-        self._typed_texts.drop(lambda key: key.user == user)
+        self._typed_texts.clear()
         return had_record
 
     def forget(self, user: str, text: str) -> int:
@@ -280,27 +237,22 @@ class Service:
 
     def pause(self, user: str, paused: bool = True) -> None:
         """Stop saving and learning texts of a user; with `paused=False`, start again."""
-        self._change(checked_id(user), lambda record: changes.set_paused(record, paused, self.privacy, self._now()))
+        self._change(checked_id(user), lambda record: changes.set_paused(record, paused))
 
     def relearn(self, user: str) -> bool:
         """Learn the saved texts of a user that the model has not learned yet; return False if some remain.
 
-        The method does not block other writers. If one of them changes the record, the method continues with the new
-        record. It keeps the state computed so far if the stored state and the texts learned so far are unchanged.
+        The method saves the learned state after every `MAX_LEARNED_TEXTS` texts. It does not block other writers: if
+        one of them was faster, the method learns these texts again from the new record.
         """
-        model, state, stored_state = self.model, None, None
-        learned_texts: tuple[StoredText, ...] = ()  # the texts of the record that `state` has learned
-        for _ in range(ATTEMPTS):
+        model, failure_count = self.model, 0
+        while failure_count < ATTEMPTS:
             record = self.store.read(user)
             if record is None or model.has_learned(record):
                 return True
-            is_current = stored_state == record.state(model.identity)  # a forgotten text may be learned, but not saved
-            if state is None or not is_current or learned_texts != record.texts_up_to(state.last_number):
-                state = stored_state = record.state(model.identity)
-            state, learned_texts = model.learn(state, record.texts, last_number=record.last_number), record.texts
-            after = changes.replace_fields(record, states=record.states_with(state), version=record.version + 1)
-            if self.store.write(after, expected_version=record.version):
-                return True
+            learned = model.learn(record, max_texts=MAX_LEARNED_TEXTS)
+            after = structs.replace(learned, version=record.version + 1)
+            failure_count += not self.store.write(after, expected_version=record.version)
         return False
 
     def wait_for_learning(self, seconds: float = changes.WRITE_TIMEOUT) -> bool:
@@ -334,15 +286,17 @@ class Service:
         self, model: ServedModel, user: str | None, context: Context, unknown: str, prefix: str
     ) -> tuple[int | None, TypedText]:
         """Return the version of the user's record, or None, and the search state after the user typed the prefix."""
+        # The key marks booleans, because True equals 1 in Python, although a model reads them as different categories.
+        columns = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
         version = None if user is None else self.store.version(user)
         record = None
-        key = _cache_key(model, user, version, context, unknown)
+        key = (model, None if version is None else user, version, columns, unknown)  # unknown users share keys
         start = self._typed_texts.get(key)
         if start is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
                 version = record.version if record else None  # another writer may have changed the record
-                key = _cache_key(model, user, version, context, unknown)
+                key = (model, None if version is None else user, version, columns, unknown)
             start = model.begin(record, context, unknown)
         typed_text = model.completer.type_text(start, prefix)
         if record is None or model.has_learned(record):
@@ -379,10 +333,28 @@ class Service:
         self._remove_texts(user, lambda latest: changes.remove_texts_before(latest, cutoff))
 
 
-def _cache_key(model: ServedModel, user: str | None, version: int | None, context: Context, unknown: str) -> CacheKey:
-    # The key marks booleans, because True equals 1 in Python, although a model reads them as different categories.
-    columns = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
-    return CacheKey(model, None if version is None else user, version, columns, unknown)
+class TypedTextCache:
+    """A thread-safe cache with at most `max_size` typed texts, which drops the least recently used ones."""
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self._values: OrderedDict[Hashable, TypedText] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> TypedText | None:
+        with self._lock:
+            return self._values.get(key)
+
+    def put(self, key: Hashable, value: TypedText) -> None:
+        with self._lock:
+            self._values[key] = value
+            self._values.move_to_end(key)
+            while len(self._values) > self.max_size:
+                self._values.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
 
 
 def _text_before_cursor(request: CompletionRequest) -> str:

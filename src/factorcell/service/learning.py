@@ -1,12 +1,14 @@
-"""A served model, which suggests texts to a user and computes the learned state of a user.
+"""A served model, which suggests texts to a user and learns the user's texts, and a thread that learns them later.
 
 The learned state is a deterministic function of the model and of the saved texts in their order. Therefore the service
 can compute the state again at any time, bit for bit, and another model can learn the same texts.
 """
 
 import hashlib
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,12 +19,13 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.conditional_prior import load_priors
+from factorcell.evaluation.baselines import load_priors
 from factorcell.runs.run import Run
-from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText
+from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText, StoreError, log_unexpected_error
 
 PROBE_SECONDS = 1.0  # longest search of the completion that tries a model out when it is opened
 LEARNING_POLICY = "group"  # saved texts are learned with context values that training never saw, read as rare values
+MAX_QUEUED = 10_000  # maximum number of queued users; a full queue omits a user until that user's next request
 
 
 class ServedModel:
@@ -52,9 +55,7 @@ class ServedModel:
         self._learner = Learner(run, unknown=LEARNING_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
-        # The maximum norm is a part of the identity only if it differs from its default.
-        norm_text = "" if rule.max_norm == LearningRule.max_norm else f"{float(rule.max_norm)!r} "
-        rule_bytes = f"{rule.optimizer} {float(rule.rate)!r} {norm_text}{LEARNING_POLICY}".encode()
+        rule_bytes = f"{rule.optimizer} {float(rule.rate)!r} {float(rule.max_norm)!r} {LEARNING_POLICY}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + rule_bytes, digest_size=DIGEST_SIZE).digest()
 
     @property
@@ -99,51 +100,41 @@ class ServedModel:
         return not record.texts if state is None else state.last_number == record.last_number
 
     def user(self, record: Record | None) -> User | None:
-        """Return the user with the learned state of a record, and with the newest saved texts as history.
-
-        The result is None if the run does not distinguish users.
-        """
+        """Return the user after the learned texts of a record, with its newest texts as history; None without users."""
         if self._learner is None:
             return None
-        if record is None:
-            return self._learner.new()
-        return self._with_history(self._user_after(record.state(self.identity)), record.texts)
+        return self._learner.new() if record is None else self._user_after(record.state(self.identity), record.texts)
 
     def begin(self, record: Record | None, context: Mapping[str, Any], unknown: str = "error") -> TypedText:
         """Return the state before a user types the first character; raise a `UserError` if the context is invalid."""
         self._check_context(context)
         return self.completer.begin(self.user(record), context, unknown)
 
-    def learn(self, state: LearnedState | None, texts: Sequence[StoredText], last_number: int) -> LearnedState:
-        """Return the state after learning the texts that `state` does not cover yet.
+    def learn(self, record: Record, max_texts: int | None = None) -> Record:
+        """Return a record whose state has learned its texts, or the next `max_texts` texts that it has not learned yet.
 
         If this model does not know the context of a text, it learns the text without the context. If it cannot learn
         the text either, it skips the text.
-
-        Args:
-            state: The state so far, or None.
-            texts: All saved texts in the order of their numbers; those that `state` covers are read as earlier
-                texts only.
-            last_number: The number of the last text that the new state covers.
         """
-        last_learned_number = state.last_number if state else 0
-        learned_texts = [saved for saved in texts if saved.number <= last_learned_number]
-        user = self._with_history(self._user_after(state), learned_texts)
-        for saved in texts:
-            if saved.number > last_learned_number:
-                user = self._learn_one(user, saved)
-        return LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes())
+        state = record.state(self.identity)
+        learned_number = state.last_number if state else 0
+        learned_texts = [saved for saved in record.texts if saved.number <= learned_number]
+        new_texts = record.texts[len(learned_texts) :]
+        learned_now = new_texts[:max_texts]
+        user = self._user_after(state, learned_texts)
+        for saved in learned_now:
+            user = self._learn_one(user, saved)
+        last_number = learned_now[-1].number if len(learned_now) < len(new_texts) else record.last_number
+        return record.with_state(LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes()))
 
     def suggested_form(self, text: str) -> str:
         """Return an accepted text as the service suggests it: normalized by the tokenizer and in canonical form."""
         return same_text(self.run.tokenizer.normalize(text))
 
-    def _user_after(self, state: LearnedState | None) -> User:
-        return self.learner.new() if state is None else User.from_bytes(state.user_bytes)
-
-    def _with_history(self, user: User, texts: Sequence[StoredText]) -> User:
-        """Return the user with the newest of `texts` as history."""
-        newest_texts = texts[-MAX_HISTORY:]
+    def _user_after(self, state: LearnedState | None, texts: Sequence[StoredText]) -> User:
+        """Return the user with a learned state, and with the newest of `texts` as history."""
+        user = self.learner.new() if state is None else User.from_bytes(state.user_bytes)
+        newest_texts = texts[-MAX_HISTORY :]
         return replace(user, history=History(tuple(self.suggested_form(saved.text) for saved in newest_texts)))
 
     def _learn_one(self, user: User, saved: StoredText) -> User:
@@ -162,3 +153,43 @@ class ServedModel:
             raise UserError(f"context {user_column}: the model reads this column as the user; set `user` instead")
         for name in context:
             check_choice("context column", name, self.run.schema.columns(without=user_column))
+
+
+class Relearner:
+    """A thread that calls `learn` for each added user, one after the other."""
+
+    def __init__(self, learn: Callable[[str], object]) -> None:
+        self._learn = learn
+        self._queued: set[str] = set()
+        self._lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(1, "factorcell-relearning")
+        self._newest_task: Future[None] | None = None  # the task of the user queued last
+        self._is_closed = False
+
+    def add(self, user: str) -> None:
+        """Queue a user, unless the user is queued already, the queue is full, or `close` was called."""
+        with self._lock:
+            if self._is_closed or user in self._queued or len(self._queued) >= MAX_QUEUED:
+                return
+            self._queued.add(user)
+            self._newest_task = self._executor.submit(self._run, user)
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until the thread has processed all queued users; return False after `seconds` of waiting."""
+        return self._newest_task is None or not wait([self._newest_task], seconds).not_done
+
+    def close(self) -> None:
+        """Finish learning the current user and drop the queue."""
+        with self._lock:
+            self._is_closed = True
+        self._executor.shutdown(cancel_futures=True)
+
+    def _run(self, user: str) -> None:
+        with self._lock:
+            self._queued.discard(user)
+        try:
+            self._learn(user)
+        except StoreError:
+            pass  # the next request of this user queues the user again
+        except Exception as error:  # the error concerns one user; the texts of other users must still be learned
+            log_unexpected_error(error)

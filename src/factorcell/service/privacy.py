@@ -1,21 +1,25 @@
-"""Privacy rules: which texts are withheld (neither saved nor learned), how many texts are saved, and for how long."""
+"""Rules for texts: which are not saved and not learned, how many are saved, for how long, and which are suggested."""
 
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import regex
 
 from factorcell.completion.texts import MAX_BYTES
 from factorcell.data.private_content import context_texts, find_private_content
-from factorcell.data.text_folds import screening
+from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 from factorcell.errors import UserError
+from factorcell.io import input_files
 from factorcell.service.record import StoredText
 
 MAX_TEXTS = 1000  # maximum number of saved texts of one user
 MAX_USER_BYTES = 4 * MAX_BYTES  # maximum number of bytes of all saved texts of one user
 PATTERN_TIMEOUT = 0.05  # seconds to search one text for one pattern
+MARK = r"\p{M}"
+LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds by unit of a duration
 
 
@@ -29,7 +33,6 @@ class Privacy:
             content.
         retention: Seconds after which a text is deleted, or None to keep texts without a time limit.
         max_texts: Maximum number of saved texts per user.
-        patterns: The compiled `withheld_patterns`.
     """
 
     withheld_patterns: tuple[str, ...] = ()
@@ -44,28 +47,25 @@ class Privacy:
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return what a text or its context seems to contain, such as "a password"; None if the text may be saved."""
-        reasons = map(self._private_content, (text, *context_texts(context or {})))
-        return next((reason for reason in reasons if reason is not None), None)
+        for part in (text, *context_texts(context or {})):
+            if (label := find_private_content(part)) is not None:
+                return label
+            forms = {part, screening(part)}
+            if any(_matches(pattern, form) for pattern in self.patterns for form in forms):
+                return "a withheld pattern"
+        return None
 
-    def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:
-        """Return the texts that are not older than the retention time."""
-        return tuple(text for text in texts if self.retention is None or text.time >= now - self.retention)
+    def is_expired(self, saved: StoredText, now: int) -> bool:
+        """Return whether a text is older than the retention time."""
+        return self.retention is not None and saved.time < now - self.retention
 
     def newest(self, texts: tuple[StoredText, ...]) -> tuple[StoredText, ...]:
         """Return as many of the newest texts as `max_texts` and `MAX_USER_BYTES` allow."""
         newest_texts = texts[-self.max_texts :]
         # Bytes of the newest text, of the newest two, of the newest three, ...
         total_sizes = itertools.accumulate(len(saved.text.encode()) for saved in reversed(newest_texts))
-        count = sum(1 for _ in itertools.takewhile(lambda size: size <= MAX_USER_BYTES, total_sizes))
+        count = sum(size <= MAX_USER_BYTES for size in total_sizes)
         return newest_texts[len(newest_texts) - count :]
-
-    def _private_content(self, text: str) -> str | None:
-        """Return what kind of private data a text seems to contain, or None."""
-        if (label := find_private_content(text)) is not None:
-            return label
-        forms = dict.fromkeys((text, screening(text)))
-        has_match = any(_matches(pattern, form) for pattern in self.patterns for form in forms)
-        return "a withheld pattern" if has_match else None
 
 
 def parse_duration(text: str) -> int:
@@ -92,3 +92,61 @@ def _matches(pattern: Any, text: str) -> bool:
         return pattern.search(text, timeout=PATTERN_TIMEOUT, concurrent=True) is not None
     except TimeoutError:
         return True
+
+
+class BlockList:
+    """A filter of suggestions, which may not contain a phrase: `BlockList(["bad word"])("a Bad  word!")` is False.
+
+    Texts and phrases are compared in the form of `text_folds.screening` without case, in which characters that look
+    alike are equal. Each run of white space and underscores counts as one space. Accents are significant.
+
+    A match must begin and end at a word boundary, with three exceptions. Scripts that are written without spaces have
+    no boundaries. Korean letters may follow a Korean match, because Korean particles are attached to words. Symbols and
+    emoji have no boundaries. In all three cases, no combining mark may follow the match.
+
+    Args:
+        phrases: Words or sequences of words. Phrases that are empty after normalization are ignored.
+    """
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        self.phrases = sorted({_fold(phrase) for phrase in phrases} - {""})
+        phrases_by_borders: dict[tuple[str, str], list[str]] = {}
+        for phrase in self.phrases:
+            phrases_by_borders.setdefault((_border_before(phrase), _border_after(phrase)), []).append(phrase)
+        # The pattern has one alternative per pair of borders: \L<group0> matches any phrase of the list `group0`.
+        borders = enumerate(phrases_by_borders)
+        alternatives = (rf"{before}\L<group{number}>{after}" for number, (before, after) in borders)
+        phrases_by_group = {f"group{number}": group for number, group in enumerate(phrases_by_borders.values())}
+        self.pattern = regex.compile("|".join(alternatives), regex.V1, **phrases_by_group) if self.phrases else None
+
+    @classmethod
+    def read(cls, path: str | Path) -> "BlockList":
+        """Read a UTF-8 text file with one phrase per line; lines that begin with # are comments.
+
+        Raises:
+            UserError: The file does not exist or is not UTF-8.
+        """
+        return cls(line for line in input_files.read_text(path).splitlines() if not line.startswith("#"))
+
+    def __call__(self, text: str) -> bool:
+        """Return True if the text contains none of the phrases."""
+        return self.pattern is None or self.pattern.search(_fold(text)) is None
+
+
+def _fold(text: str) -> str:
+    """Return the form in which phrases are searched."""
+    return " ".join(screening(text, ignore_case=True).replace("_", " ").split())
+
+
+def _border_before(phrase: str) -> str:
+    """Return the pattern of the word boundary that must precede a phrase; empty if the phrase needs none."""
+    for letter_pattern in (LETTER, HANGUL):
+        if regex.match(letter_pattern, phrase[0], regex.V1):
+            return f"(?<!{letter_pattern})"
+    return ""
+
+
+def _border_after(phrase: str) -> str:
+    """Return the pattern that excludes the letters and marks that must not follow a phrase."""
+    ends_with_letter = regex.match(LETTER, phrase[-1], regex.V1)
+    return f"(?!{LETTER if ends_with_letter else MARK})"

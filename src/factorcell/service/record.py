@@ -1,11 +1,13 @@
-"""The record of a user: a single value, which is written completely or not at all.
+"""The record of a user: a single value, which is written completely or not at all; and the errors of stores.
 
 The record contains the user's id. Every read checks the id, because a faulty store or connection could return the
 record of another user. Learned states can be computed again from the texts at any time.
 """
 
 import hashlib
+import logging
 import secrets
+import traceback
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +17,8 @@ import msgspec
 from factorcell.completion.texts import byte_length
 from factorcell.errors import UserError, check_format
 
+LOG = logging.getLogger("factorcell.service")
+MAX_FRAMES = 4  # number of logged locations of an unexpected error
 MAGIC, FORMAT = b"fcp", 1  # the first bytes of each stored record, and the format number in the next byte
 CHECKSUM_SIZE = 4  # bytes of the CRC-32 at the end
 MAX_ID_BYTES = 256  # bytes of an id in UTF-8
@@ -37,6 +41,13 @@ class DamagedRecordError(StoreError):
     """The store returned bytes that differ from those written."""
 
 
+def log_unexpected_error(error: BaseException) -> None:
+    """Log the type and the innermost locations of an error; its message may contain the text or the id of a user."""
+    frames = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
+    locations = (f"{frame.f_globals.get('__name__')}:{line}" for frame, line in frames)
+    LOG.error("%s at %s", type(error).__name__, " > ".join(locations))
+
+
 class StoredText(msgspec.Struct, frozen=True, array_like=True):
     """An accepted text (NFC), its number counted from 1, its time in Unix seconds, and its context."""
 
@@ -57,43 +68,23 @@ class LearnedState(msgspec.Struct, frozen=True, array_like=True):
     user_bytes: bytes
 
 
-class AppliedKey(msgspec.Struct, frozen=True, array_like=True):
-    """The digest of an idempotency key, and the number of the text that was accepted with it."""
-
-    digest: bytes
-    number: int
-
-
 class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Everything that is stored about a user.
-
-    Attributes:
-        user: The id.
-        version: Grows with each write.
-        updated_at: Time of the last change by a request or by expiry, in Unix seconds; learning does not change it.
-        last_number: Number of the last saved text, even if that text was deleted later.
-        texts: The saved texts, in the order of their numbers.
-        states: Learned states, one per model, newest last.
-        keys: The newest idempotency keys, newest last.
-        paused: Whether learning is paused.
-    """
+    """Everything that is stored about a user."""
 
     user: str
-    version: int
-    updated_at: int
-    last_number: int = 0
-    texts: tuple[StoredText, ...] = ()
-    states: tuple[LearnedState, ...] = ()
-    keys: tuple[AppliedKey, ...] = ()
+    version: int  # grows with each write
+    updated_at: int  # Unix seconds of the last change by a request or by expiry; learning does not change it
+    last_number: int = 0  # number of the last saved text, even if that text was deleted later
+    texts: tuple[StoredText, ...] = ()  # in the order of their numbers
+    states: tuple[LearnedState, ...] = ()  # one per model, newest last
+    keys: dict[bytes, int] = {}  # digest of an idempotency key -> number of the accepted text, newest last
     paused: bool = False
 
     @classmethod
     def new(cls, user: str, now: int) -> "Record":
-        """Return an empty record.
-
-        Its version is random: a request that read a user before a deletion must not overwrite the record created
-        after the deletion.
-        """
+        """Return an empty record."""
+        # The version is random: a request that read a user before a deletion must not overwrite the record created
+        # after the deletion.
         return cls(user=checked_id(user), version=secrets.randbelow(FIRST_VERSION_BOUND), updated_at=now)
 
     @property
@@ -105,26 +96,18 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """Return the learned state of the model with an identity, or None."""
         return next((state for state in self.states if state.model_identity == model_identity), None)
 
-    def states_with(self, new_state: LearnedState) -> tuple[LearnedState, ...]:
-        """Return the newest `MAX_STATES` learned states, in which `new_state` replaces the older state of its model.
-
-        The record does not change.
-        """
+    def with_state(self, new_state: LearnedState) -> "Record":
+        """Return the record with a learned state, which replaces the older state of its model, the newest last."""
         other_models = (state for state in self.states if state.model_identity != new_state.model_identity)
-        return (*other_models, new_state)[-MAX_STATES:]
-
-    def texts_up_to(self, last_number: int) -> tuple[StoredText, ...]:
-        """Return the saved texts whose numbers are not above `last_number`."""
-        return tuple(saved for saved in self.texts if saved.number <= last_number)
+        return msgspec.structs.replace(self, states=(*other_models, new_state)[-MAX_STATES:])
 
     def number_of(self, idempotency_key: str) -> int | None:
         """Return the number of the text that was accepted with an idempotency key, or None."""
-        digest = key_digest(idempotency_key)
-        return next((key.number for key in self.keys if key.digest == digest), None)
+        return self.keys.get(_digest(idempotency_key))
 
-    def keys_with(self, idempotency_key: str, number: int) -> tuple[AppliedKey, ...]:
+    def keys_with(self, idempotency_key: str, number: int) -> dict[bytes, int]:
         """Return the newest `MAX_KEYS` idempotency keys, including the new key of the text `number`."""
-        return (*self.keys, AppliedKey(key_digest(idempotency_key), number))[-MAX_KEYS:]
+        return dict([*self.keys.items(), (_digest(idempotency_key), number)][-MAX_KEYS:])
 
     def to_bytes(self) -> bytes:
         body = MAGIC + bytes([FORMAT]) + msgspec.msgpack.encode(self)
@@ -187,24 +170,19 @@ def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue
     checked: dict[str, ContextValue] = {}
     for name, value in (context or {}).items():
         if isinstance(value, str):
-            is_valid = len(value) <= MAX_VALUE_LENGTH
+            is_valid, actual = len(value) <= MAX_VALUE_LENGTH, f"{len(value):,} characters"
         else:
             is_valid = isinstance(value, bool | int | float) and abs(value) < MAX_NUMBER  # False for NaN
+            actual = f"{value:g}" if isinstance(value, float) else type(value).__name__
         if not is_valid:
             raise UserError(
                 f"context {name!s:.50}: expected a text of at most {MAX_VALUE_LENGTH} characters, a finite number or a "
-                f"boolean, got {_describe(value)}"
+                f"boolean, got {actual}"
             )
         byte_length(f"{name}{value}", "context")  # checks that the text is valid Unicode
         checked[name] = value
     return checked
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, str):
-        return f"{len(value):,} characters"
-    return f"{value:g}" if isinstance(value, float) else type(value).__name__
-
-
-def key_digest(idempotency_key: str) -> bytes:
+def _digest(idempotency_key: str) -> bytes:
     return hashlib.blake2b(idempotency_key.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()

@@ -20,8 +20,7 @@ from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.errors import UserError
-from factorcell.evaluation import conditional_prior
-from factorcell.evaluation.combination import save_baselines
+from factorcell.evaluation.baselines import save_baselines, save_priors
 from factorcell.evaluation.diagnostics import report_run, table_findings
 from factorcell.evaluation.linear_classifier import possible_targets
 from factorcell.evaluation.perplexity import measure_context_effect
@@ -294,7 +293,7 @@ def save_other_models(
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     max_cost = classifier_cost(minutes, len(possible_targets(run)))
     save_baselines(run, corpus, max_cost)
-    facts: files.Row = {"dependences": conditional_prior.save_priors(run, corpus, held_out, max_cost)}
+    facts: files.Row = {"dependences": save_priors(run, corpus, held_out, max_cost)}
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         data = run.config.data
         TextCounts.of_corpus(corpus, data.min_text_users).save(run.folder / POPULARITY)

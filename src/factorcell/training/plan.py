@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from factorcell.config import Config, section_types, selected_kinds
+from factorcell.config import RECORDED, Config, section_types, selected_kinds
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError, check_choice
 from factorcell.nn.devices import find_device
 from factorcell.nn.language_model import head_class
+from factorcell.nn.output import SoftmaxHead
 from factorcell.options import limits
 from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS
 from factorcell.options.option_fields import HuggingFaceOptions
@@ -119,7 +120,7 @@ def _with_defaults(specified: SpecifiedOptions, facts: TableFacts, epochs: float
     defaults["ngram_mixture"] = preset == "best" and not config.data.user
     if isinstance(config.backbone, HuggingFaceOptions):
         defaults |= rules.transformer_options(config.backbone, facts)
-    if not head_class(config.head.kind).has_sampled_loss:
+    if not issubclass(head_class(config.head.kind), SoftmaxHead):  # only this head has a sampled loss
         defaults["samples"] = 0
     drafted = config.with_options(**{name: defaults[name] for name in chosen if name in defaults})
     if "batch_tokens" in chosen and find_device(drafted.training.device, drafted.backbone).type == "cuda":
@@ -154,6 +155,7 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
             section if name == "kind" else name: value
             for section, values in config.items()
             for name, value in values.items()
+            if name not in RECORDED
         }
         resumed = Plan(saved.with_options(**options), unspecified_options(config))
     return resumed

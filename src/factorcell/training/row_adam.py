@@ -29,8 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signature import checked_shape
-from factorcell.nn.kernels.signatures import ROWS
+from factorcell.nn.kernels.signatures import ROWS, checked_shape
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 DECAY = BETA1 / BETA2**0.5  # p
@@ -120,12 +119,10 @@ class RowAdam:
 def _call_kernel(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """Compute `_catch_up` (if `arrays` contains "columns") or `_step` in compiled code."""
     table_size, width = checked_shape("table", table, 2)
-    counter = 0  # of the compiled function, which must be 0 before the call
-    numbers = (len(rows), table_size, width, library.thread_count(len(rows)), counter)
-    is_catch_up = "columns" in arrays
+    numbers = {"rows": len(rows), "size": table_size, "width": width, "threads": library.thread_count(len(rows))}
     tensors = {"table": table, "first": mean, "second": squared_mean, **library.dense_arrays(index=rows, **arrays)}
-    arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if is_catch_up else "a step")
-    library.call("rows", arguments, library.instruction_set(), is_catch_up)
+    arguments = ROWS.checked_arguments(numbers, tensors)
+    library.call("rows", arguments, library.instruction_set(), "columns" in arrays)
 
 
 def _catch_up(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, row_factors: Tensor) -> None:

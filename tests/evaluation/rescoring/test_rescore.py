@@ -12,7 +12,6 @@ from factorcell.errors import UserError
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
-    ScoredNBest,
     ScoreWeights,
     choose_hypotheses,
     fit_weights,
@@ -50,20 +49,31 @@ def make_lists(count: int = 6, seed: int = 0, **columns: Any) -> NBest:
     return read_nbest(rows)
 
 
+def log_probs(scored: NBest) -> list[Any]:
+    """Return the log probabilities of the hypotheses of each utterance."""
+    return [utterance.scores[:, scored.score_names.index("model")] for utterance in scored.utterances]
+
+
 def test_log_probs_equal_scores_of_single_texts_in_context(run: Run) -> None:
     nbest = make_lists()
     scored = score_hypotheses(run, nbest)
-    for utterance, log_probs in zip(nbest.utterances, scored.log_probs, strict=True):
-        for text, value in zip(utterance.texts, log_probs, strict=True):
+    for utterance, values in zip(nbest.utterances, log_probs(scored), strict=True):
+        for text, value in zip(utterance.texts, values, strict=True):
             (scored_row,) = run.score_rows({"text": text, "city": utterance.columns["city"], "stars": "5"})
             assert value == pytest.approx(-scored_row["nats"], abs=1e-4)
-    features = scored.features()[0]
-    assert scored.feature_names == ("acoustic", "lm", "model", "words")
+    features = scored.utterances[0].scores
+    assert scored.score_names == ("acoustic", "lm", "model", "words")
     assert features[:, :2].tolist() == nbest.utterances[0].scores.tolist()
     assert features[:, 3].tolist() == [len(text.split()) for text in nbest.utterances[0].texts]
     everywhere = score_hypotheses(run, nbest, context={"city": "Nice"})
     (scored_row,) = run.score_rows({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
-    assert everywhere.log_probs[0][1] == pytest.approx(-scored_row["nats"], abs=1e-4)
+    assert log_probs(everywhere)[0][1] == pytest.approx(-scored_row["nats"], abs=1e-4)
+
+
+def test_the_names_of_the_new_scores_are_reserved(run: Run) -> None:
+    nbest = read_nbest([{"id": "a", "hypotheses": [{"text": "", "model": 1}]}])
+    with pytest.raises(UserError, match="score 'model': the name is reserved"):
+        score_hypotheses(run, nbest)
 
 
 def test_scores_do_not_depend_on_the_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +81,7 @@ def test_scores_do_not_depend_on_the_batches(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr(rescoring, "MAX_HYPOTHESES", 6)
     assert any(part.stop - part.start > 1 for part in rescoring.batches(make_lists(9)))
     batched = score_hypotheses(run, make_lists(9))
-    for first, second in zip(whole.log_probs, batched.log_probs, strict=True):
+    for first, second in zip(log_probs(whole), log_probs(batched), strict=True):
         assert first == pytest.approx(second, abs=1e-4)
 
 
@@ -81,10 +91,10 @@ def test_unseen_values_follow_the_unknown_policy(run: Run) -> None:
         score_hypotheses(run, nbest, unknown="error")
     expected = score_hypotheses(run, nbest, unknown="expected")
     missing = score_hypotheses(run, make_lists(2, city=None))
-    assert expected.log_probs[0] == pytest.approx(missing.log_probs[0])
+    assert log_probs(expected)[0] == pytest.approx(log_probs(missing)[0])
     with expected_finding("unseen values"):
         grouped = score_hypotheses(run, nbest)
-    assert grouped.log_probs[0] != pytest.approx(missing.log_probs[0], abs=1e-4)
+    assert log_probs(grouped)[0] != pytest.approx(log_probs(missing)[0], abs=1e-4)
     with pytest.raises(UserError, match=r"unknown context column 'citty' .did you mean 'city'"):
         score_hypotheses(run, make_lists(2), context={"citty": "Oslo"})
 
@@ -92,7 +102,7 @@ def test_unseen_values_follow_the_unknown_policy(run: Run) -> None:
 def test_a_numeric_column_missing_from_all_utterances_is_expected(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     nbest = make_lists(2)
-    values = score_hypotheses(run, nbest).log_probs[0]
+    values = log_probs(score_hypotheses(run, nbest))[0]
     corpus = run.prepare(
         [{"text": nbest.utterances[0].texts[0], "city": "Oslo", "stars": "5"}], optional=("lat", "lon")
     )
@@ -103,7 +113,7 @@ def test_an_ngram_model_scores_hypotheses(tmp_path: Path) -> None:
     model = NGram.fit(ROWS, Config.of(min_count=1), tmp_path / "ngram", order=2)
     nbest = make_lists(3)
     scored = score_hypotheses(model, nbest)
-    for utterance, values in zip(nbest.utterances, scored.log_probs, strict=True):
+    for utterance, values in zip(nbest.utterances, log_probs(scored), strict=True):
         for text, value in zip(utterance.texts, values, strict=True):
             assert value == pytest.approx(-float(model.nats(model.prepare([{"text": text}])).sum()))
     with pytest.raises(UserError, match="context column 'city'"):
@@ -120,7 +130,7 @@ def test_a_known_word_wins_over_a_misspelt_one_of_the_same_scores(tmp_path: Path
     spelling = spelling_model(model.tokenizer).nats(["qwertyy", "thee"])
     for place, nats in zip((0, 2), spelling, strict=True):
         unknown = -float(model.nats(model.prepare([{"text": texts[place]}])).sum())
-        assert scored.log_probs[0][place] == pytest.approx(unknown - nats)
+        assert log_probs(scored)[0][place] == pytest.approx(unknown - nats)
 
 
 def test_absent_columns_are_reported_and_similar_columns_are_errors(run: Run) -> None:
@@ -148,21 +158,17 @@ def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
     assert choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0)) == [0] * 20
     assert choose_hypotheses(scored, ScoreWeights({})) == [0] * 20
     rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0))
-    assert [row["text"] for row in rows] == [utterance.texts[0] for utterance in scored.nbest.utterances]
+    assert [row["text"] for row in rows] == [utterance.texts[0] for utterance in scored.utterances]
     assert all(row["errors"] == row["errors_first"] >= row["errors_oracle"] for row in rows)
     assert any(choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"))))
 
 
 def test_totals_are_weighted_sums(run: Run) -> None:
     scored = score_hypotheses(run, make_lists(20))
-    values = dict(zip(scored.feature_names, (0.3, -0.2, 0.9, 1.7), strict=True))
-    for utterance, model, index in zip(
-        scored.nbest.utterances, scored.log_probs, choose_hypotheses(scored, ScoreWeights(values)), strict=True
-    ):
-        totals = [
-            0.3 * a - 0.2 * b + 0.9 * m + 1.7 * len(text.split())
-            for text, (a, b), m in zip(utterance.texts, utterance.scores, model, strict=True)
-        ]
+    values = dict(zip(scored.score_names, (0.3, -0.2, 0.9, 1.7), strict=True))
+    for utterance, index in zip(scored.utterances, choose_hypotheses(scored, ScoreWeights(values)), strict=True):
+        totals = [0.3 * a - 0.2 * b + 0.9 * m + 1.7 * words for a, b, m, words in utterance.scores.tolist()]
+        assert [words for *_, words in utterance.scores] == [len(text.split()) for text in utterance.texts]
         assert totals[index] == max(totals)
 
 
@@ -187,16 +193,11 @@ def test_weights_are_saved_and_opened(tmp_path: Path) -> None:
     }
 
 
-def with_chosen_references(scored: ScoredNBest, weights: ScoreWeights) -> ScoredNBest:
+def with_chosen_references(scored: NBest, weights: ScoreWeights) -> NBest:
     """Replace the references by the hypotheses that `weights` choose, so that these weights make no errors."""
-    rows = []
-    for utterance, place in zip(scored.nbest.utterances, choose_hypotheses(scored, weights), strict=True):
-        hypotheses = [
-            {"text": text, **dict(zip(scored.nbest.score_names, values, strict=True))}
-            for text, values in zip(utterance.texts, utterance.scores.tolist(), strict=True)
-        ]
-        rows.append({"id": utterance.id, "hypotheses": hypotheses, "reference": utterance.texts[place]})
-    return ScoredNBest(read_nbest(rows), scored.log_probs)
+    pairs = zip(scored.utterances, choose_hypotheses(scored, weights), strict=True)
+    utterances = tuple(replace(utterance, reference=utterance.texts[place]) for utterance, place in pairs)
+    return replace(scored, utterances=utterances)
 
 
 def test_planted_weights_are_recovered(run: Run) -> None:
@@ -212,7 +213,7 @@ def test_planted_weights_are_recovered(run: Run) -> None:
 def test_fitting_weights_without_references_is_an_error() -> None:
     bare = read_nbest([{"id": "a", "hypotheses": [{"text": "so", "acoustic": -1.0}]}])
     with pytest.raises(UserError, match="weights cannot be fitted without references"):
-        fit_weights(ScoredNBest(bare, (np.zeros(1),)))
+        fit_weights(bare)
 
 
 def test_rates_are_sums_of_errors_over_sums_of_words(run: Run) -> None:
@@ -220,9 +221,7 @@ def test_rates_are_sums_of_errors_over_sums_of_words(run: Run) -> None:
     rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 1.0))
     overall, *groups = word_error_rates(rows, ["hall", "city"])
     assert overall["utterances"] == 30
-    assert overall["words"] == sum(
-        len((partly_silent.reference or "").split()) for partly_silent in scored.nbest.utterances
-    )
+    assert overall["words"] == sum(len((partly_silent.reference or "").split()) for partly_silent in scored.utterances)
     assert overall["rescored"] == pytest.approx(sum(row["errors"] for row in rows) / overall["words"])
     assert overall["gain"] == pytest.approx(overall["first"] - overall["rescored"])
     assert overall["gain_low"] < overall["gain"] < overall["gain_high"]

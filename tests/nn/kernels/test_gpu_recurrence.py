@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import gpu, gpu_recurrence
 from factorcell.options.option_fields import RecurrentOptions
 from tests.nn.kernels import test_recurrence

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.nn.backbones.cells import Coupled
-from factorcell.nn.backbones.recurrent_loop import CellState, update_state
+from factorcell.nn.backbones.cells import CellState, Coupled, update_state
 from factorcell.nn.kernels import gpu, gpu_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")]

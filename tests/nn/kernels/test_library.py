@@ -14,7 +14,7 @@ import torch
 
 from factorcell.errors import UserError
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library
 from factorcell.options.option_fields import RecurrentOptions
 from tests.kernels import compiled

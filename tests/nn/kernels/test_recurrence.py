@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.cells import Cell
+from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library, recurrence
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.options.option_fields import RecurrentOptions

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from factorcell.nn.kernels import library, recurrence, softmax
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs
-from factorcell.nn.kernels.signature import Signature
-from factorcell.nn.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX
+from factorcell.nn.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX, Signature
 from factorcell.training.row_adam import RowAdam
 from tests.kernels import VARIANTS, compiled
 from tests.nn.kernels import fuzz
@@ -77,7 +76,7 @@ WRONG = [
     (call_recurrence(input_gates=torch.zeros(0, 4, 30)), r"sequences is 0; expected 1 to"),
     (call_recurrence(input_gates=torch.zeros(4, 30)), r"input_gates is float32 \(4, 30\), .* 3 dimensions"),
     (call_recurrence(input_gates=torch.zeros(3, 4, 30).double()), r"input_gates is float64 .* expected float32"),
-    (call_recurrence(right=None), r"right is missing; forward with a rank requires it"),
+    (call_recurrence(right=None), r"right is missing; expected \(3, 2, 30\)"),
     (call_recurrence(left=None), r"input_reduced is .* expected float32 \(3, 4, 0\)"),
     (call_recurrence(packed=PackedWeight(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is float32 \(9,\)"),
     (call_softmax(bias=torch.zeros(4, 9)), r"values is float32 \(6, 4\), .*\(4, 4\)"),

@@ -6,8 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 from tests.service.listening import listening
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.service.engine import CompletionRequest
-from factorcell.service.http.site import Site
+from factorcell.service.http.application import Site
+from factorcell.service.messages import CompletionRequest
 from factorcell.service.record import StoreError
 
 
@@ -21,9 +21,7 @@ def test_completions_equal_those_of_the_service(client: TestClient, site: Site) 
         (result["text"], result["source"], result["score"], result["typos"], result["parts"])
         for result in answer["results"]
     ]
-    assert results == [
-        (result.text, result.source, result.log_probability, result.typos, None) for result in completions.results
-    ]
+    assert results == [(result.text, result.source, result.score, result.typos, None) for result in completions.results]
     assert (answer["degraded"], answer["user_version"]) == (None, completions.user_version)
 
 
@@ -156,7 +154,7 @@ def test_byte_order_mark_in_a_body_is_ignored(client: TestClient) -> None:
 def test_unexpected_error_is_logged_without_the_request(
     client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(request: CompletionRequest) -> None:
+    def fail(request: CompletionRequest, *_: object) -> None:
         raise RuntimeError(request.query)
 
     monkeypatch.setattr(site.service, "complete", fail)

@@ -11,8 +11,8 @@ from factorcell.evaluation.classification import classify
 from factorcell.generation.generate import GenerationOptions, stream
 from factorcell.io import files
 from factorcell.service.http import operations
-from factorcell.service.http.messages import MAX_PROMPT
-from factorcell.service.http.site import Site
+from factorcell.service.http.application import Site
+from factorcell.service.messages import MAX_PROMPT
 
 TEXTS = [{"text": "abba", "context": {"city": "Oslo"}}, {"text": "", "context": {"city": "Nice"}}]
 

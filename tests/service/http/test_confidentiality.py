@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from factorcell.service.engine import CompletionRequest, Service
-from factorcell.service.http.application import application
+from factorcell.service.engine import Service
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.http.operations import OPERATIONS
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.messages import CompletionRequest
 from factorcell.service.record import Record, StoreError
 
 # Long enough not to appear in a metric by chance.
@@ -81,7 +81,7 @@ def test_damaged_record_is_logged_without_the_user(
     def read(user: str) -> Record | None:
         return Record.from_bytes(b"damaged", user)
 
-    monkeypatch.setattr(site.service.store.store, "read", read)
+    monkeypatch.setattr(site.service.store, "read", read)
     assert client.get("/v1/users/qzj/export").status_code == 503
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("factorcell")]
     assert messages == [

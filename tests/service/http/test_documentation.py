@@ -7,8 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.io.extras import __version__
-from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
+from factorcell.service.http.pages import openapi
 from factorcell.service.http.problems import PROBLEM_KINDS
 
 
@@ -40,14 +40,25 @@ def test_description_names_the_scope_of_each_operation() -> None:
     assert description["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
 
 
-@pytest.mark.parametrize("path", ["/docs", "/docs.js", "/docs.css"])
+@pytest.mark.parametrize("path", ["/docs", "/docs.css"])
 def test_page_loads_nothing_from_other_servers(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 200
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert not re.search(r"https?://", answer.text)
-    assert not re.search(r"<script>|\sstyle=|\son[a-z]+=", answer.text)
+    assert not re.search(r"<script|\sstyle=|\son[a-z]+=", answer.text)
+
+
+def test_the_page_describes_all_operations_messages_and_problems(client: TestClient) -> None:
+    description, page = client.get("/openapi.json").json(), client.get("/docs").text
+    for operation in OPERATIONS:
+        assert f"<h3>{operation.method} <code>{operation.path}</code></h3>" in page
+    for name, schema in description["components"]["schemas"].items():
+        assert f'<h3 id="{name}">' in page
+        assert all(f"<td><code>{field}</code></td>" in page for field in schema["properties"])
+    assert set(re.findall('href="#([^"]*)"', page)) <= set(re.findall('id="([^"]*)"', page))
+    assert all(f'<tr id="{kind}">' in page for kind in PROBLEM_KINDS)
 
 
 def test_every_problem_is_described(client: TestClient) -> None:

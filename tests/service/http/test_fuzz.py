@@ -22,13 +22,12 @@ from hypothesis import strategies as st
 
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
-from factorcell.service.http.application import application
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.http.keys import KeyRing
-from factorcell.service.http.openapi import openapi
-from factorcell.service.http.operations import OPERATIONS
-from factorcell.service.http.site import Operation, Settings, Site
+from factorcell.service.http.operations import OPERATIONS, Operation
+from factorcell.service.http.pages import openapi
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service.listening import listening
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,7 @@ from starlette.testclient import TestClient
 
 from factorcell.errors import UserError
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 
 SHOP = "https://shop.example"
 ACCEPT = {"user": "ann", "text": "abba"}

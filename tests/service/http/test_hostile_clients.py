@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from factorcell.errors import UserError
-from factorcell.service.engine import CompletionRequest, Completions, Service
+from factorcell.service.engine import Service
 from factorcell.service.http import operations
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
+from factorcell.service.messages import CompletionRequest, Completions
 from tests.service.http.sockets import GET, TIMEOUT, connect, post, status_of, wait_until
 from tests.service.listening import listening
 
@@ -43,7 +43,7 @@ def test_error_for_a_disconnected_client_is_not_logged(
 ) -> None:
     may_continue, search = threading.Event(), served.lanes["search"]
 
-    def complete(request: CompletionRequest) -> Completions:
+    def complete(request: CompletionRequest, *_: object) -> Completions:
         may_continue.wait(TIMEOUT)
         raise UserError(f"no completion of {request.query}")
 
@@ -88,7 +88,7 @@ def test_readiness_requests_do_not_each_write_the_store(
     url: str, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks: list[int] = []
-    monkeypatch.setattr(service.store.store, "check", lambda: checks.append(1))
+    monkeypatch.setattr(service.store, "_check", lambda: checks.append(1))
     start = time.monotonic()
     with connect(url) as connection:
         for _ in range(50):

@@ -10,10 +10,9 @@ from factorcell.errors import UserError
 from factorcell.options.choices import KEY_SCOPES
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
-from factorcell.service.http.application import application
-from factorcell.service.http.keys import KeyRing, TokenBucket
+from factorcell.service.http.application import Settings, Site, application
+from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.operations import OPERATIONS
-from factorcell.service.http.site import Settings, Site
 
 REQUESTS = {
     "complete": ("POST", "/v1/complete", {"query": "a"}),
@@ -131,12 +130,25 @@ def test_requests_above_the_rate_are_refused(service: Service, key_file: Path) -
         assert client.get("/healthz", headers=headers).status_code == 200
 
 
-def test_token_bucket_grants_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rate", [10, 0.25])
+def test_keys_grant_their_rate_and_short_bursts(key_file: Path, monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
     now = 100.0
     monkeypatch.setattr("factorcell.service.http.keys.time.monotonic", lambda: now)
-    bucket = TokenBucket(10)
+    keys.add_key(key_file, "all", ["complete"], rate)
+    ring, (entry,) = KeyRing(key_file), keys.read_keys(key_file)
     count = 0
     for _ in range(1000):  # ten seconds
-        count += not bucket.take_token()
+        count += not ring.count_request(entry)
         now += 0.01
-    assert abs(count - (10 * 10 + 10 * keys.BURST_SECONDS)) <= 1
+    assert abs(count - (10 * rate + max(1, rate * keys.BURST_SECONDS))) <= 1
+    ring = KeyRing(key_file, share=0.5)
+    burst = sum(not ring.count_request(entry) for _ in range(1000))
+    assert abs(burst - max(1, 0.5 * rate * keys.BURST_SECONDS)) <= 1
+
+
+def test_reading_the_keys_again_does_not_grant_another_burst(key_file: Path) -> None:
+    keys.add_key(key_file, "all", ["complete"], 0.01)
+    ring, (entry,) = KeyRing(key_file), keys.read_keys(key_file)
+    assert ring.count_request(entry) == 0
+    ring.refresh()
+    assert ring.count_request(entry) > 0

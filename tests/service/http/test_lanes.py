@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from factorcell.service.http.lanes import DisconnectedError, Lane, TimeLimit
-from factorcell.service.http.problems import ProblemError
+from factorcell.service.http.lanes import Lane, TimeLimit
+from factorcell.service.http.problems import DisconnectedError, ProblemError
 
 
 async def never() -> None:
@@ -152,13 +152,14 @@ def test_other_tasks_run_between_the_queued_values_of_a_stream() -> None:
                 turns += 1
                 await asyncio.sleep(0)
 
-        values = await lane.stream(lambda limit: iter(range(100)), within(5), never)
+        values = lane.stream(lambda limit: iter(range(101)), within(5), never)
+        assert await anext(values) == 0
         while lane.running_count:
             await asyncio.sleep(0.001)
         other_task = asyncio.ensure_future(count_turns())
         turns_by_value = {value: turns async for value in values}
         other_task.cancel()
-        assert list(turns_by_value) == list(range(100))
+        assert list(turns_by_value) == list(range(1, 101))
         assert len(set(turns_by_value.values())) == 100
 
     run(scenario)

@@ -8,10 +8,9 @@ import pytest
 
 from benchmarks.service import deletions, kills, outages, replaying
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.learning import ServedModel
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 from tests.service.listening import listening
 from tests.service.oracle import random_texts

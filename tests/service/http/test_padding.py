@@ -8,8 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 from tests.service.listening import listening
 
 STEP = 4096

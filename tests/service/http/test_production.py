@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from factorcell.service.http.metrics import Metrics
+from factorcell.service.http.application import Metrics
 from factorcell.service.http.operations import OPERATIONS
 from tests import ROOT
 from tests.test_docs import blocks

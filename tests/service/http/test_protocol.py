@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from factorcell.service.http import protocol
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Site
+from factorcell.service.http import server
+from factorcell.service.http.application import Site, application
 from tests.service.http.sockets import GET, HOST, connect, post, read_all, status_of
 from tests.service.listening import listening
 
@@ -29,7 +28,7 @@ def answer_to_endless(url: str, start: bytes, piece: bytes) -> tuple[bytes, int]
     with connect(url) as connection:
         connection.sendall(start)
         try:
-            while sent < 100 * protocol.MAX_HEAD_BYTES:
+            while sent < 100 * server.MAX_HEAD_BYTES:
                 connection.sendall(piece)
                 sent += len(piece)
         except ConnectionError:
@@ -51,13 +50,13 @@ def answer_to_endless(url: str, start: bytes, piece: bytes) -> tuple[bytes, int]
 )
 def test_endless_heads_are_refused(url: str, start: bytes, piece: bytes) -> None:
     _, sent = answer_to_endless(url, start, piece)
-    assert sent < 50 * protocol.MAX_HEAD_BYTES, "allows for bytes in the buffers of the sockets"
+    assert sent < 50 * server.MAX_HEAD_BYTES, "allows for bytes in the buffers of the sockets"
     with connect(url) as connection:
         assert status_of(connection, GET) == 200
 
 
 def test_head_up_to_the_limit_is_accepted_in_pieces(url: str) -> None:
-    field = b"X: " + b"a" * (protocol.MAX_HEAD_BYTES - 1000) + b"\r\n"
+    field = b"X: " + b"a" * (server.MAX_HEAD_BYTES - 1000) + b"\r\n"
     with connect(url) as connection:
         assert status_of(connection, GET.replace(b"\r\n\r\n", b"\r\n" + field + b"\r\n")) == 200
     with connect(url) as connection:
@@ -66,7 +65,7 @@ def test_head_up_to_the_limit_is_accepted_in_pieces(url: str) -> None:
 
 
 def test_large_body_in_small_chunks_is_accepted(url: str) -> None:
-    body = QUERY + b" " * 2 * protocol.MAX_HEAD_BYTES
+    body = QUERY + b" " * 2 * server.MAX_HEAD_BYTES
     chunks = b"".join(b"1\r\n%b\r\n" % body[index : index + 1] for index in range(len(body)))
     with connect(url) as connection:
         assert status_of(connection, CHUNKED + chunks + b"0\r\n\r\n") == 200

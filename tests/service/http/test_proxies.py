@@ -17,9 +17,8 @@ import pytest
 from factorcell.client import Client
 from factorcell.service.engine import Service
 from factorcell.service.http import operations
-from factorcell.service.http.application import application
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.http.operations import MAX_EXPORT_BYTES
-from factorcell.service.http.site import Settings, Site
 from tests import ROOT
 from tests.ports import free_port
 from tests.service.listening import listening

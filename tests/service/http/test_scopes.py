@@ -8,10 +8,9 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.pages import FILES
-from factorcell.service.http.site import Settings, Site
 
 # The keys that servers may omit (ASGI specification, HTTP 2.5), with values that a server could send.
 OPTIONAL: dict[str, Any] = {

@@ -17,7 +17,7 @@ from factorcell.errors import UserError
 from factorcell.service.http import keys, problems, server
 from factorcell.service.http.application import application
 from factorcell.service.http.server import ServerOptions, is_loopback, serve
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 from tests.service.http.server_process import serving
 
@@ -162,7 +162,7 @@ def test_workers_share_users_and_metrics(run: Path, tmp_path: Path) -> None:
                 assert completion["user_version"] == accepted["user_version"]
         assert 'factorcell_accepts_total{outcome="learned"} 20.0' in client.get("/metrics").text
         wait_for_metric(client, "factorcell_processes 2.0")
-        process.send_signal(signal.SIGHUP)
+        (folder / "weights.safetensors").touch()
         wait_for_metric(client, 'factorcell_models_total{outcome="served"} 2.0')
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) in (0, -signal.SIGTERM)

@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.service.http.site import Site
+from factorcell.service.http.application import Site
 
 
 def accept(client: TestClient, user: str, *texts: str) -> None:

@@ -11,15 +11,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.runs.run import Run
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
 from factorcell.service.http import keys
-from factorcell.service.http.application import application
+from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.http.keys import KeyRing
-from factorcell.service.http.site import Settings, Site
-from factorcell.service.http.watching import Watcher, folder_stamp
+from factorcell.service.http.server import Watcher, file_stamp
 from factorcell.service.learning import ServedModel
+from factorcell.service.messages import CompletionRequest
 from factorcell.service.privacy import Privacy
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service import runs
 
 
@@ -41,15 +41,16 @@ def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
         model.probe()
         return model
 
-    stamp = folder_stamp(folder)
+    files = [folder / "digests.json", folder / "weights.safetensors"]
+    stamp = file_stamp(*files)
     service = Service(reopen(), open_store(f"sqlite:///{tmp_path / 'users.db'}"), privacy=Privacy(retention=100))
     site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
-    yield Watcher(site, folder, reopen, stamp)
+    yield Watcher(site, files, stamp, reopen)
     site.close()
 
 
 def replace(watcher: Watcher, folder: Path) -> None:
-    served = watcher.folder
+    served = watcher.files[0].parent
     old = served.rename(served.with_name("old"))
     shutil.copytree(folder, served)
     shutil.rmtree(old)
@@ -69,9 +70,6 @@ def test_new_run_replaces_the_served_one(
     second = service.model
     watched.check_once()
     assert service.model is second
-    watched.reload()
-    watched.check_once()
-    assert service.model is not second
 
 
 def test_the_replaced_model_is_freed_without_a_garbage_collection(watched: Watcher, folders: tuple[Path, Path]) -> None:
@@ -97,15 +95,14 @@ def test_damaged_run_changes_nothing(
 ) -> None:
     first = watched.site.service.model
     replace(watched, folders[1])
-    path = watched.folder / name
+    path = watched.files[0].parent / name
     path.write_bytes(path.read_bytes()[:-9])
     for _ in range(2):
         watched.check_once()
     assert watched.site.service.model is first
     assert len(caplog.messages) == 1
     assert "the previous run is still served" in caplog.text
-    shutil.copy(folders[1] / name, path)
-    watched.reload()
+    replace(watched, folders[1])
     watched.check_once()
     assert watched.site.service.model is not first
 
@@ -173,16 +170,14 @@ def test_watcher_thread_checks_by_itself(
         return 0
 
     watched.site.service.expire = expire  # type: ignore[method-assign]
-    watched.start()
-    assert expiry_called.wait(10)
-    replace(watched, folders[1])
-    watched.reload()
-    deadline = threading.Event()
-    for _ in range(200):
-        if watched.site.service.model is not first:
-            break
-        deadline.wait(0.05)
-    watched.close()
+    with watched:
+        assert expiry_called.wait(10)
+        replace(watched, folders[1])
+        deadline = threading.Event()
+        for _ in range(200):
+            if watched.site.service.model is not first:
+                break
+            deadline.wait(0.05)
     assert watched.site.service.model is not first
     assert sum(f"{type(error).__name__} at factorcell.service" in line for line in caplog.messages) == bool(error)
     assert "ann" not in caplog.text

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 from tests.service.listening import listening
 from tests.service.page.box import USER
 

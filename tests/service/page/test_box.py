@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from factorcell.service.engine import CompletionRequest, Service
+from factorcell.service.engine import Service
+from factorcell.service.messages import CompletionRequest
 from tests.service.page.box import (
     ACCEPT,
     ACTIVE,

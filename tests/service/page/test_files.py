@@ -9,11 +9,10 @@ from starlette.testclient import TestClient
 
 from factorcell.service.engine import Service
 from factorcell.service.http import pages
-from factorcell.service.http.application import application
-from factorcell.service.http.site import Settings, Site
+from factorcell.service.http.application import Settings, Site, application
 
 FOLDER = Path(pages.__file__).parent.parent / "page"
-PATHS = {path: name for path, (folder, name, _) in pages.FILES.items() if folder == "service/page"}
+PATHS = {path: name for path, name in pages.FILES.items() if not name.startswith("docs")}
 NAMESPACES = {"http://www.w3.org/2000/svg"}  # an identifier that is never requested
 SINKS = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function")
 
@@ -46,7 +45,7 @@ def tags() -> Tags:
 
 
 def test_every_file_is_served_with_its_media_type(client: TestClient) -> None:
-    assert sorted(PATHS.values()) == sorted(path.name for path in FOLDER.iterdir())
+    assert sorted(pages.FILES.values()) == sorted(path.name for path in FOLDER.iterdir())
     for path, name in PATHS.items():
         answer = client.get(path)
         assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())

@@ -31,5 +31,5 @@ def test_the_api_page_fits_the_window(serve: Serve, open_page: OpenPage, width: 
     errors: list[str] = []
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.goto(f"{serve().rstrip('/')}/docs")
-    page.locator("details").first.wait_for()
+    page.locator("#no-store").wait_for()
     assert (find_problems(page), errors) == ([], [])

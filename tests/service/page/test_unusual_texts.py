@@ -50,7 +50,7 @@ def test_texts_have_no_invisible_and_bidirectional_characters(
     wait_for_notice(page, f"“{VISIBLE}” was forgotten.")
     profile = service.show(USER)
     assert profile is not None
-    assert profile.texts == ()
+    assert profile.texts == []
 
 
 @pytest.fixture

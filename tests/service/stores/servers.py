@@ -20,8 +20,7 @@ import psycopg
 import pytest
 import redis
 
-from factorcell.service.stores.opening import open_store
-from factorcell.service.stores.store import Store
+from factorcell.service.stores.store import Store, open_store
 from tests.ports import free_port
 
 START = 60.0  # seconds for a server to start

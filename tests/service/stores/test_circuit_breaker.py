@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from factorcell.service.record import DamagedRecordError, Record, StoreError
-from factorcell.service.stores import circuit_breaker
-from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
+from factorcell.service.stores import store as stores
+from factorcell.service.stores.store import CircuitBreakerStore
 
 READING: dict[str, tuple[object, ...]] = {"read": ("a",), "version": ("a",), "users": (), "users_older_than": (1,)}
 WRITING: dict[str, tuple[object, ...]] = {"write": (Record.new("a", 1), None), "delete": ("a",), "check": ()}
@@ -36,8 +36,8 @@ def fail() -> None:
 
 @pytest.fixture
 def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
-    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL", 0.01)
-    monkeypatch.setattr(circuit_breaker, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(stores, "PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(stores, "CHECK_INTERVAL", 0.0)
     return Fragile()
 
 

@@ -12,7 +12,7 @@ import redis
 
 from factorcell.errors import UserError
 from factorcell.service.record import Record
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service.stores.servers import Server
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from factorcell.service.record import DamagedRecordError, StoreError
 from factorcell.service.stores import postgres, redis
-from factorcell.service.stores.opening import open_store
+from factorcell.service.stores.store import open_store
 from tests.service.stores.proxy import Proxy
 from tests.service.stores.servers import Server
 from tests.service.stores.test_contract import new_record
@@ -22,7 +22,6 @@ WAIT = 0.3  # seconds that the stores wait in these tests
 def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     monkeypatch.setattr(redis, "TIMEOUT", WAIT)
     monkeypatch.setattr(postgres, "TIMEOUT", WAIT)
-    monkeypatch.setattr(postgres.BoundedConnection, "answer_timeout", WAIT)
     tcp_proxy = Proxy(server.url)
     yield tcp_proxy
     tcp_proxy.close()

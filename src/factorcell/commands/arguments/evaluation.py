@@ -1,18 +1,17 @@
-"""Arguments of the commands that evaluate texts, models and columns."""
+"""Arguments of the commands that evaluate or explain texts, models and columns."""
 
 import math
 from pathlib import Path
 
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
-from factorcell.options.choices import ADVICE_ROWS, PRIORS, PROPOSALS
+from factorcell.options.choices import ADVICE_ROWS, DEFAULT_VALUE_COUNT, PRIORS, PROPOSALS
 
 
 def add_evaluate_arguments(parser: Parser) -> None:
     """Add the arguments of `factorcell evaluate`."""
     _add_run_and_table(parser)
-    help_text = "also report each value of this column (repeatable)"
-    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
+    _add_by(parser)
     help_text = "run or n-gram model to compute gains over; if its vocabulary differs, bits per byte are compared, and "
     help_text += "--by is refused"
     parser.add_argument("--baseline", type=Path, metavar="RUN", help=help_text)
@@ -56,8 +55,12 @@ def add_score_arguments(parser: Parser) -> None:
 
 
 def _add_save(parser: Parser) -> None:
-    help_text = "save the result in the run folder, for report"
-    parser.add_argument("--save", action="store_true", help=help_text)
+    parser.add_argument("--save", action="store_true", help="save the result in the run folder, for report")
+
+
+def _add_by(parser: Parser) -> None:
+    help_text = "also report each value of this column (repeatable)"
+    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
 
 
 def _add_run_and_table(parser: Parser) -> None:
@@ -116,14 +119,60 @@ def add_rescore_arguments(parser: Parser) -> None:
     parser.add_argument("--weights", type=Path, help=help_text)
     help_text = "without --tune and --weights: weight of RUN, 0 to 1; the first-pass language model has 1 - X"
     parser.add_argument("--share", type=float, default=0.5, help=help_text)
-    parser.add_argument("--reference", type=Path, help="reference transcripts: lines ID WORD ...")
-    parser.add_argument("--tune-reference", type=Path, help="reference transcripts for the lists of --tune")
-    help_text = "table of context columns; its first column has the ids of the utterances"
-    parser.add_argument("--utt2context", type=Path, metavar="TABLE", help=help_text)
-    help_text = "table of context columns for the lists of --tune"
-    parser.add_argument("--tune-utt2context", type=Path, metavar="TABLE", help=help_text)
+    for prefix, lists in (("", "the lists"), ("tune-", "the lists of --tune")):
+        help_text = f"reference transcripts of {lists}: lines ID WORD ..."
+        parser.add_argument(f"--{prefix}reference", type=Path, help=help_text)
+        help_text = f"table of context columns for {lists}; its first column has the ids of the utterances"
+        parser.add_argument(f"--{prefix}utt2context", type=Path, metavar="TABLE", help=help_text)
     options.add_context(parser)
-    help_text = "also report each value of this column (repeatable)"
-    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
+    _add_by(parser)
     options.add_output(parser, "--out", "write a row for each utterance (JSON lines)")
     options.add_computing(parser)
+
+
+def add_explain_arguments(parser: Parser) -> None:
+    """Add the arguments of `factorcell explain`."""
+    options.add_run(parser)
+    help_text = "file with one text per line, or a table; -: standard input"
+    parser.add_argument("file", metavar="FILE", nargs="?", help=help_text)
+    parser.add_argument("--text", action="append", default=[], help="a text, instead of FILE (repeatable)")
+    help_text = "two or more contexts: rating=5 rating=1; join several columns with ';': 'rating=5; city=Oslo'"
+    parser.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
+    options.add_context(parser)
+    help_text = "further runs whose log-likelihoods are averaged with those of RUN"
+    parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    help_text = "other runs whose ratios are shown separately, for comparison"
+    parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    options.add_no_ngram_mixture(parser)
+    _add_train(parser)
+    options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
+    options.add_computing(parser, unknown="error")
+
+
+def _add_train(parser: Parser) -> None:
+    help_text = "training table, to count words in texts of each context (default: the table the run was trained on)"
+    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
+
+
+def add_contexts_arguments(parser: Parser) -> None:
+    """Add the arguments of `factorcell contexts`."""
+    options.add_run(parser)
+    help_text = f"values whose neighbours are shown (default: the {DEFAULT_VALUE_COUNT} most frequent)"
+    parser.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=help_text)
+    help_text = "context variable (default: the variable with the values of --near, else the one with most values)"
+    parser.add_argument("--variable", default="", metavar="NAME", help=help_text)
+    help_text = "number of neighbours, of raised words and of lowered words"
+    parser.add_argument("--count", type=int, default=10, help=help_text)
+    help_text = "show words whose softmax bias the values raise or lower most"
+    parser.add_argument("--words", action="store_true", help=help_text)
+    options.add_context(parser)
+    help_text = "show words whose softmax bias differs most between the first context and the second"
+    parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
+    parser.add_argument("--frequent", type=int, help="show only words among the N most frequent")
+    _add_train(parser)
+    help_text = "draw a map of the embeddings for each column of --by"
+    parser.add_argument("--map", type=Path, metavar="TABLE", help=help_text)
+    help_text = "column of TABLE that colours the map (repeatable)"
+    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
+    options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
+    options.add_computing(parser, unknown="error")

@@ -29,8 +29,8 @@ class Command(NamedTuple):
 
 
 BASELINES = (
-    Command("ngram", "n-gram model (modified Kneser-Ney) for `evaluate`", "baselines"),
-    Command("linear", "logistic regression on TF-IDF of n-grams", "baselines"),
+    Command("ngram", "n-gram model (modified Kneser-Ney) for `evaluate`", "evaluation"),
+    Command("linear", "logistic regression on TF-IDF of n-grams", "evaluation"),
 )
 
 USERS = (
@@ -63,7 +63,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         (
             Command("evaluate", "compute the perplexity of a table under a model", "evaluation"),
             Command("classify", "predict the context of each text", "evaluation"),
-            Command("score", "compute the nats and the perplexity of each text", "scoring"),
+            Command("score", "compute the nats and the perplexity of each text", "evaluation"),
             Command("baseline", "train a baseline: an n-gram model or a classifier", "", BASELINES),
             Command("advise", "estimate before training how much each context column lowers the perplexity", "advice"),
             Command("rescore", "rerank a speech recognizer's n-best lists with a model", "rescoring"),
@@ -94,7 +94,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
         (Command("generate", "generate texts for a context", "generation"),),
     ),
     "explain": (
-        "arguments.explanation",
+        "arguments.evaluation",
         (
             Command("explain", "show which tokens of a text make one context more probable than another", "explain"),
             Command("contexts", "show what a run learned about contexts: neighbours, words, maps", "embeddings"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell.commands.cli.parser import Parser, Section
 from factorcell.config import (
+    DEFAULT_KINDS,
     DEVICES,
     EXTENSIBLE,
     PRECISIONS,
@@ -98,7 +99,7 @@ def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
 
 def _add_kind(help_section: Section, section: str, kinds: Mapping[str, str]) -> None:
     """Add the option that selects the kind of a tokenizer, backbone or head."""
-    default = next(iter(OPTION_KINDS[section]))
+    default = DEFAULT_KINDS[section]
     choices = (*OPTION_KINDS[section], *EXTENSIBLE[section].registered, kinds.get(section, default))
     placeholder = f"{{{','.join(dict.fromkeys(choices))}}}"
     help_text = f"{KIND_HELP[section]}; packages may add names (default: {default})"

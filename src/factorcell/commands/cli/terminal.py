@@ -241,8 +241,8 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
     reasons = {"left_out_missing": "without a value", "left_out_other": "with a value that is not a candidate"}
     left_out = [f"{metrics[name]:,} {reason} left out" for name, reason in reasons.items() if metrics.get(name)]
     show(", ".join([f"{metrics['texts']:,} texts", *left_out]))
-    if remark := metrics.get("combination_remark"):
-        show(remark)
+    if weights := metrics.get("combination_weights"):
+        show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
     if verbose:
         order = natural_order(result.names) or range(len(result.names))
         means = {"value": "mean", "count": metrics["texts"], "f1": metrics["macro_f1"], "auc": metrics["auc"]}

@@ -26,7 +26,7 @@ from factorcell.data.columns.values import (
     short_repr,
 )
 from factorcell.data.ragged import Ragged
-from factorcell.data.tokenizers.tokenizer import WordTokenizer
+from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.options.option_fields import WordOptions
 
@@ -209,7 +209,7 @@ class TextReader(ColumnReader):
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
-        self.split = WordTokenizer(WordOptions()).split_words
+        self.split = WordTokenizer(WordOptions()).split
         self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
         self.sizes: list[int] = []  # the number of words of each row
@@ -219,7 +219,7 @@ class TextReader(ColumnReader):
         for row, value in zip(rows, values, strict=True):
             if not isinstance(value, str) and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a text")
-            words = self.split(value) if isinstance(value, str) else []
+            words = without_punctuation(self.split(value)) if isinstance(value, str) else []
             word_ids.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
         self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))

@@ -9,7 +9,7 @@ hyphens inside (`don't`, `well-kept`), and one of the marks . , : / between digi
 repeated punctuation mark (`...`, `!!`) is one token, and so is any other visible character.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +44,11 @@ QUOTE = '"'  # opens and closes alternately
 LOWERCASE_START = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
 
 
+def without_punctuation(tokens: Iterable[str]) -> list[str]:
+    """Return the tokens that have a letter, a digit, $ or %."""
+    return [token for token in tokens if CONTENT.search(token)]
+
+
 class WordTokenizer(Tokenizer):
     """Splits into words, numbers and punctuation marks."""
 
@@ -53,10 +58,6 @@ class WordTokenizer(Tokenizer):
     def split(self, text: str) -> list[str]:
         """Return the words, numbers and punctuation marks of a text."""
         return [match.group() for match in WORD.finditer(self.normalize(text))]
-
-    def split_words(self, text: str) -> list[str]:
-        """Return the tokens of a text that have a letter, a digit, $ or %."""
-        return [token for token in self.split(text) if CONTENT.search(token)]
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens with spaces between them, except before closing marks and after opening marks."""

@@ -72,8 +72,7 @@ def explain(
         likely. With `train`, the rows of tokens also have `counts`, how often the token occurs in the training texts
         with each context, unless the contexts differ in columns that are not categories. The counts of an
         out-of-vocabulary token are None, because training did not count it. The ratio of a token that does not occur is
-        not evidence. Rows of texts then have `token_counts`, the number of all tokens in the training texts with each
-        context.
+        not evidence.
 
     Raises:
         UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
@@ -82,34 +81,28 @@ def explain(
     runs, texts = [runs] if isinstance(runs, Run) else runs, to_values(texts, "texts")
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
-    context_names = list(contexts)
     text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
     for run in runs:
         report_run(run, *compared_columns([*contexts.values()], text_contexts))
     nats, corpus = _mean_nats(runs, texts, text_contexts, list(contexts.values()), unknown)
-    starts, rows = target_offsets(corpus), Explanation()
-    tokenizer, token_counts = runs[0].tokenizer, None
+    starts, rows, counts = target_offsets(corpus), Explanation(), None
+    tokenizer, names = runs[0].tokenizer, list(contexts)
     if train is not None:
         training_texts = read_training_texts(runs[0], train)
-        token_counts = TokenCounts.of_contexts(runs[0], training_texts, list(contexts.values()), unknown=unknown)
-    end = tokenizer.specials.end
-    for text_index, text in enumerate(texts):
-        text_nats = nats[:, starts[text_index] : starts[text_index + 1]]
-        first_target, end_of_text = corpus.offsets[text_index] + 1, corpus.offsets[text_index + 1]
-        ids = corpus.tokens[first_target:end_of_text].tolist()
-        text_tokens = [*tokenizer.split(text), *tokenizer.decode([end])]
-        posterior = _posterior(text_nats)
-        tokens = []
-        for position, (token, token_id) in enumerate(zip(text_tokens, ids, strict=True)):
-            is_known = token_id != tokenizer.specials.unknown
-            figures = _figures(context_names, text_nats[:, position], posterior[:, position])
-            if token_counts is not None:
-                counts = token_counts.tokens[:, token_id].tolist() if is_known else [None] * len(contexts)
-                figures["counts"] = dict(zip(context_names, counts, strict=True))
-            tokens.append({"token": tokenizer.readable(token), "known": is_known} | figures)
-        totals = _figures(context_names, text_nats.sum(1), posterior[:, -1])
-        if token_counts is not None:
-            totals["token_counts"] = dict(zip(context_names, token_counts.tokens.sum(1).tolist(), strict=True))
+        counts = TokenCounts.of_contexts(runs[0], training_texts, list(contexts.values()), unknown=unknown)
+    for index, text in enumerate(texts):
+        text_nats = nats[:, starts[index] : starts[index + 1]]
+        ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()  # without the start token
+        posterior, tokens = _posterior(text_nats), []
+        for position, token in enumerate([*tokenizer.split(text), *tokenizer.decode([tokenizer.specials.end])]):
+            is_known = ids[position] != tokenizer.specials.unknown
+            row: Row = {"token": tokenizer.readable(token), "known": is_known}
+            row |= _figures(names, text_nats[:, position], posterior[:, position])
+            if counts is not None:
+                token_counts = counts.tokens[:, ids[position]].tolist() if is_known else [None] * len(names)
+                row["counts"] = dict(zip(names, token_counts, strict=True))
+            tokens.append(row)
+        totals = _figures(names, text_nats.sum(1), posterior[:, -1])
         rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
     report(*evidence_findings(rows))
     return rows
@@ -121,10 +114,7 @@ def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
         "nats": dict(zip(names, nats.tolist(), strict=True)),
         "posterior": dict(zip(names, posterior.tolist(), strict=True)),
     }
-    if len(names) == 2:
-        first_nats, second_nats = nats
-        row["ratio"] = float(second_nats - first_nats)
-    return row
+    return {**row, "ratio": float(nats[1] - nats[0])} if len(names) == 2 else row
 
 
 def _posterior(nats: Floats) -> Floats:
@@ -142,11 +132,8 @@ def _mean_nats(
     contexts: Sequence[ContextValues],
     unknown: str,
 ) -> tuple[Floats, Corpus]:
-    """Return the nats of all targets given each context (K, targets), averaged over `runs`, and the texts as read.
-
-    Each run reads those values of `text_contexts` whose columns it has.
-    """
-    sum_of_nats, first_digest = None, ""
+    """Return the nats of all targets given each context (K, targets), averaged over `runs`, and the texts as read."""
+    all_nats, digests, corpora = [], [], list[Corpus]()
     for run in runs:
         columns = run.schema.columns()
         readable = [{name: value for name, value in row.items() if name in columns} for row in text_contexts]
@@ -155,15 +142,13 @@ def _mean_nats(
             for context in contexts
         ]
         check_lengths(corpora[0], run.model.max_tokens, lambda row: f"text {row + 1:,}")
-        digest = texts_digest(corpora[0])  # equal for all contexts
-        first_digest = first_digest or digest
-        if digest != first_digest:
+        digests.append(texts_digest(corpora[0]))  # equal for all contexts
+        if digests[-1] != digests[0]:
             folders = f"{run.folder} and {runs[0].folder}"
             raise UserError(f"{folders}: the runs read the texts differently, so they cannot be averaged")
-        nats = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
-        sum_of_nats = nats if sum_of_nats is None else sum_of_nats + nats
-    assert sum_of_nats is not None
-    return sum_of_nats / len(runs), corpora[0]
+        all_nats.append(np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora]))
+    mean_nats: Floats = sum(all_nats[1:], all_nats[0]) / len(runs)
+    return mean_nats, corpora[0]
 
 
 def _check_arguments(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues]) -> None:
@@ -213,10 +198,7 @@ def has_evidence(token: Mapping[str, Any]) -> bool:
 
 
 def with_evidence(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the ratio of a text without the tokens that have no evidence, and the probability of the first context.
-
-    `row` is a row of `explain` for two contexts.
-    """
+    """Return the ratio of a text without the tokens that have no evidence, and the probability of the first context."""
     ratio = sum(token["ratio"] for token in row["tokens"] if has_evidence(token))
     return ratio, 1 / (1 + math.exp(min(-ratio, 700)))
 

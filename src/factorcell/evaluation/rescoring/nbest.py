@@ -1,22 +1,8 @@
-"""N-best lists of a speech recognizer, read from files in four formats.
+"""N-best lists of a speech recognizer, read from JSON lines, Kaldi, NeMo or SRILM (docs/rescoring.md has the formats).
 
-An n-best list has the most probable hypotheses (texts) for one utterance, each with scores of the recognizer.
-
-JSON lines   one utterance per line; fields other than id, hypotheses and reference are columns:
-             {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
-              "reference": "so is it", "speaker": "ann"}
-             Every number of a hypothesis is a score, a log probability in nats. The names of the scores must be the
-             same in all hypotheses.
-Kaldi        a folder of text files written by nbest-to-linear: words_text (or words) with lines `a1-1 so it is`,
-             and files with costs `a1-1 31.2`: any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
-NeMo         JSON lines of `transcribe_speech.py` with all beams:
-             {"audio_filepath": "a1.wav", "beams": [["so it is", -31.2], ...], "text": "so is it"}
-SRILM        a file per utterance, named after the utterance, or a folder of such files, with lines
-             `acoustic lm words-count so it is`.
-
-The first hypothesis of a list is the result of the recognizer (the first pass). Scores are converted to log
-probabilities in nats: Kaldi's costs are negated, and SRILM's logarithms to base 10 are multiplied by ln 10. Files may
-be compressed (.gz).
+An n-best list has the most probable hypotheses (texts) for one utterance, each with scores of the recognizer. The first
+hypothesis is the result of the recognizer (the first pass). Scores are log probabilities in nats: Kaldi's costs are
+negated, and SRILM's logarithms to base 10 are multiplied by ln 10. Files may be compressed (.gz).
 
 Shapes: H hypotheses of an utterance, S scores.
 """
@@ -40,11 +26,11 @@ from factorcell.errors import UserError
 from factorcell.io import input_files
 
 Floats = NDArray[np.float64]
-Hypothesis = tuple[str, list[float]]  # text and scores
+Rows = Iterator[tuple[str, Any]]  # locations (file and line, for error messages), and rows of the JSON lines format
 
 MAX_SCORE = 1e9  # nats; sums of larger numbers would lose precision
 SCORE_RANGE = "a number from -1e9 to 1e9"
-MODEL, WORDS, LM = "model", "words", "lm"  # names of weights: rescoring model, number of words, first-pass model
+LM = "lm"  # name of the score of the first-pass language model
 KALDI_TEXTS = ("words_text", "words")
 KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
 SRILM_SUFFIXES = (  # SRILM strips these suffixes from names of files
@@ -86,9 +72,6 @@ class NBest:
     def __post_init__(self) -> None:
         if not self.utterances:
             raise UserError("utterances: expected at least one, got none")
-        for name in (MODEL, WORDS):
-            if name in self.score_names:
-                raise UserError(f"score {name!r}: the name is reserved for rescoring; rename the score")
         ids = set()
         for utterance in self.utterances:
             if utterance.id in ids:
@@ -122,23 +105,33 @@ def read_nbest(source: Any) -> NBest:
     """
     if not isinstance(source, (str, Path)):
         rows = source if isinstance(source, (list, tuple)) else to_rows(source)
-        return _nbest_from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
+        return _parse_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
     path = Path(source)
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     try:
-        if path.is_dir():
-            return _read_kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _read_srilm(path)
-        first_line = next((line for _, line in _read_lines(path)), "")
-        if not first_line.startswith("{"):
-            return _read_srilm(path)
-        lists = _parse_json_lines(_read_lines(path))
-        if '"beams"' in first_line and '"hypotheses"' not in first_line:
-            return _nbest_from_rows((where, _convert_nemo_row(row, where)) for where, row in lists)
-        return _nbest_from_rows(lists)
+        return _parse_rows(_read_rows(path))
     except UserError as error:
         message = str(error)
         raise (error if message.startswith(str(path)) else UserError(f"{path}: {message}")) from None
+
+
+def _read_rows(path: Path) -> Rows:
+    """Yield the rows of a file or folder in any of the formats."""
+    if path.is_dir():
+        yield from _read_kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _read_srilm(path)
+        return
+    first_line = next((line for _, line in _read_lines(path)), "")
+    if not first_line.startswith("{"):
+        yield from _read_srilm(path)
+        return
+    is_nemo = '"beams"' in first_line and '"hypotheses"' not in first_line
+    for where, line in _read_lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not valid JSON ({error})") from None
+        yield where, _convert_nemo_row(row, where) if is_nemo else row
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -167,17 +160,8 @@ def _parse_score(text: str, where: str, line_format: str) -> float:
     return value
 
 
-def _parse_json_lines(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Parse pairs of a location and a line of JSON; yield pairs of the location and the value."""
-    for where, line in lines:
-        try:
-            yield where, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: not valid JSON ({error})") from None
-
-
-def _nbest_from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
-    """Return the n-best lists from pairs of a location (for error messages) and a row of the JSON lines format."""
+def _parse_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
+    """Return the n-best lists of rows in the JSON lines format with their locations; check all fields."""
     score_names: tuple[str, ...] | None = None
     utterances = []
     for where, row in rows:
@@ -189,8 +173,7 @@ def _nbest_from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
             actual = "an empty list" if hypotheses == [] else f"{hypotheses!r:.40}"
             raise UserError(f"{where}: hypotheses: expected a list of at least one object, got {actual}")
         if score_names is None:
-            first_hypothesis, *_ = hypotheses
-            fields = first_hypothesis if isinstance(first_hypothesis, Mapping) else {}
+            fields = hypotheses[0] if isinstance(hypotheses[0], Mapping) else {}
             score_names = tuple(name for name in fields if name != "text")
         reference, columns = row.get("reference"), {name: row[name] for name in row if name not in UTTERANCE_FIELDS}
         if not isinstance(reference, (str, type(None))):
@@ -198,18 +181,17 @@ def _nbest_from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
         for name, value in columns.items():
             if not isinstance(value, (str, int, float, type(None))):
                 raise UserError(f"{where}: {name}: expected a text or a number, got {value!r:.40}")
-        parsed_hypotheses = [
+        scores = [
             _parse_hypothesis(hypothesis, score_names, f"{where} hypothesis {number}")
             for number, hypothesis in enumerate(hypotheses, 1)
         ]
-        utterances.append(
-            replace(_new_utterance(str(row["id"]), parsed_hypotheses), reference=reference, columns=columns)
-        )
+        texts = tuple(hypothesis["text"] for hypothesis in hypotheses)
+        utterances.append(Utterance(str(row["id"]), texts, np.array(scores, dtype=np.float64), reference, columns))
     return NBest(score_names or (), tuple(utterances))
 
 
-def _parse_hypothesis(entry: Any, score_names: Sequence[str], where: str) -> Hypothesis:
-    """Return the text and the scores of a hypothesis in the JSON lines format, which must have all `score_names`."""
+def _parse_hypothesis(entry: Any, score_names: Sequence[str], where: str) -> list[float]:
+    """Return the scores of a hypothesis, which must have a text and all `score_names`."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("text"), str):
         raise UserError(f"{where}: expected an object with text and scores, got {entry!r:.60}")
     entry = _without_numpy(entry)
@@ -222,18 +204,13 @@ def _parse_hypothesis(entry: Any, score_names: Sequence[str], where: str) -> Hyp
         value = entry[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MAX_SCORE <= value <= MAX_SCORE:
             raise UserError(f"{where}: {name}: expected {SCORE_RANGE} (log probability in nats), got {value!r:.40}")
-    return entry["text"], [float(entry[name]) for name in score_names]
+    return [float(entry[name]) for name in score_names]
 
 
 def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row with NumPy scalars converted to Python's types."""
     floats = {name: to_float64(value) for name, value in row.items() if isinstance(value, np.floating)}
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | floats
-
-
-def _new_utterance(utterance_id: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
-    texts, scores = zip(*hypotheses, strict=True)
-    return Utterance(utterance_id, texts, np.array(scores, dtype=np.float64))
 
 
 def _convert_nemo_row(row: Any, where: str) -> dict[str, Any]:
@@ -248,8 +225,8 @@ def _convert_nemo_row(row: Any, where: str) -> dict[str, Any]:
     return {**columns, "id": row["audio_filepath"], "hypotheses": hypotheses, "reference": reference}
 
 
-def _read_kaldi(path: Path) -> NBest:
-    """Read the n-best lists in a folder of Kaldi's text files."""
+def _read_kaldi(path: Path) -> Rows:
+    """Yield a row for each utterance in a folder of Kaldi's text files."""
     texts_path = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
     costs_by_score: dict[str, dict[str, float]] = {}  # score -> hypothesis -> cost
     for file_name, score in KALDI_COSTS.items():
@@ -259,30 +236,28 @@ def _read_kaldi(path: Path) -> NBest:
                 # A line without a cost gets the empty string as its cost, which `_parse_score` rejects.
                 hypothesis_id, cost, *_ = *line.split(maxsplit=1), ""
                 costs_by_score[score][hypothesis_id] = _parse_score(cost, where, "UTTERANCE-NUMBER COST")
-    hypotheses_by_utterance: dict[str, list[Hypothesis]] = {}
+    lists: dict[str, list[dict[str, Any]]] = {}
     for where, line in _read_lines(texts_path):
         hypothesis_id, text, *_ = *line.split(maxsplit=1), ""  # the text of a line without words is empty
         utterance_id, dash, number = hypothesis_id.rpartition("-")
         if not dash or not utterance_id or not number.isdecimal():
             raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {hypothesis_id!r}")
-        for score, costs_of_hypotheses in costs_by_score.items():
-            if hypothesis_id not in costs_of_hypotheses:
+        for score, costs in costs_by_score.items():
+            if hypothesis_id not in costs:
                 raise UserError(f"{where}: {hypothesis_id} has no {score} cost; every hypothesis must have one")
-        scores = [-costs_of_hypotheses[hypothesis_id] for costs_of_hypotheses in costs_by_score.values()]
-        hypotheses_by_utterance.setdefault(utterance_id, []).append((text, scores))
-    all_texts = [text for hypotheses in hypotheses_by_utterance.values() for text, _ in hypotheses]
-    all_words = [word for text in all_texts for word in text.split()]
-    if all_words and all(word.isdecimal() for word in all_words):
+        scores = {score: -costs[hypothesis_id] for score, costs in costs_by_score.items()}
+        lists.setdefault(utterance_id, []).append({"text": text, **scores})
+    words = [word for hypotheses in lists.values() for hypothesis in hypotheses for word in hypothesis["text"].split()]
+    if words and all(word.isdecimal() for word in words):
         hint = f"map word ids to words with words.txt, and write the words to {path / KALDI_TEXTS[0]}"
         raise UserError(f"{texts_path}: expected words, got only numbers; {hint}")
-    utterances = (_new_utterance(name, hypotheses) for name, hypotheses in hypotheses_by_utterance.items())
-    return NBest(tuple(costs_by_score), tuple(utterances))
+    for utterance_id, hypotheses in lists.items():
+        yield str(texts_path), {"id": utterance_id, "hypotheses": hypotheses}
 
 
-def _read_srilm(path: Path) -> NBest:
-    """Read SRILM's n-best list in a file, or those of all files in a folder."""
+def _read_srilm(path: Path) -> Rows:
+    """Yield a row for SRILM's n-best list in a file, or for those of all files in a folder."""
     files = [entry for entry in input_files.list_visible(path) if entry.is_file()] if path.is_dir() else [path]
-    utterances = []
     for file in files:
         utterance_id = file.name
         while suffix := next((suffix for suffix in SRILM_SUFFIXES if utterance_id.endswith(suffix)), ""):
@@ -290,26 +265,22 @@ def _read_srilm(path: Path) -> NBest:
         hypotheses = [_parse_srilm_line(line, where) for where, line in _read_lines(file)]
         if not hypotheses:
             raise UserError(f"{file}: expected at least one hypothesis, got an empty file")
-        utterances.append(_new_utterance(utterance_id or file.name, hypotheses))
-    return NBest(("acoustic", LM), tuple(utterances))
+        yield str(file), {"id": utterance_id or file.name, "hypotheses": hypotheses}
 
 
-def _parse_srilm_line(line: str, where: str) -> Hypothesis:
+def _parse_srilm_line(line: str, where: str) -> dict[str, Any]:
     """Return the hypothesis in a line of SRILM's format: its text without marks such as `<s>`, and scores in nats."""
     fields = line.split()
     if len(fields) < 3:
         hint = "lists are in the format of JSON lines, Kaldi, NeMo or SRILM"
         raise UserError(f"{where}: expected {SRILM_LINE}, got {line!r:.40}; {hint}")
-    *scores, _ = (_parse_score(field, where, SRILM_LINE) for field in fields[:3])  # without the number of words
+    acoustic, lm, _ = (_parse_score(field, where, SRILM_LINE) for field in fields[:3])
     text = " ".join(word for word in fields[3:] if word not in SRILM_MARKS)
-    return text, [math.log(10) * score for score in scores]
+    return {"text": text, "acoustic": math.log(10) * acoustic, LM: math.log(10) * lm}
 
 
 def with_references(nbest: NBest, path: str | Path) -> NBest:
-    """Return n-best lists with the references in a file of lines `UTTERANCE word word ...`.
-
-    Raises a `UserError` if the file lacks an utterance or contains one twice.
-    """
+    """Return n-best lists with the references in a file of lines `UTTERANCE word word ...`."""
     reference_by_id = {}
     for where, line in _read_lines(Path(path)):
         utterance_id, reference, *_ = *line.split(maxsplit=1), ""  # the reference of a line without words is empty
@@ -324,10 +295,7 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
 
 
 def with_columns(nbest: NBest, path: str | Path) -> NBest:
-    """Return n-best lists with the columns of a table whose first column is the id of the utterance.
-
-    Raises a `UserError` if the table lacks an utterance.
-    """
+    """Return n-best lists with the columns of a table whose first column is the id of the utterance."""
     table = open_table(path)
     id_column, *column_names = table.columns
     columns_by_id: dict[str, dict[str, Any]] = {}

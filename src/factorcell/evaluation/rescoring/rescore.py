@@ -13,7 +13,7 @@ such a word could win because p(<unk>) is the probability of all of them togethe
 The word errors of a hypothesis are its Levenshtein distance over words to the reference. Words are separated by white
 space and compared literally.
 
-Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, R words of a reference.
+Shapes: U utterances, H hypotheses of the longest list (shorter lists are padded), F scores, R words of a reference.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,15 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap
-from factorcell.data.cache import CONTEXTS
 from factorcell.data.columns.schema import EXPECTED_READING
 from factorcell.data.columns.values import is_missing
-from factorcell.data.corpus import Corpus
-from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, check_choice, nearest_hint
 from factorcell.evaluation.perplexity import reads_context, value_groups
-from factorcell.evaluation.rescoring import weighting
-from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
+from factorcell.evaluation.rescoring.nbest import LM, NBest
 from factorcell.evaluation.text_figures import sum_per_text
 from factorcell.io import files
 from factorcell.io.findings import Finding, report
@@ -45,10 +41,13 @@ from factorcell.options import limits
 from factorcell.runs.run import Run
 
 Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
 Row = dict[str, Any]
 
+MODEL, WORDS = "model", "words"  # names of two scores: the log probability by the model, and the number of words
+MAX_STEPS = 50  # of Newton's method
+RIDGE = 1e-3  # penalty on the scaled weights, which keeps them finite for perfectly separated lists
 MAX_HYPOTHESES, MAX_CHARACTERS = 4_000, 4_000_000  # per batch of utterances
-ROW_PREFIX = f"{CONTEXTS} row 1: "  # prefix of error messages about a table of one row in memory
 ALL = ("all", "all")  # `by` and `value` of the group of all utterances
 
 
@@ -84,100 +83,40 @@ class ScoreWeights:
         files.write_json(path, dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
-        """Return the weights (F,) of the features `names`; a feature without a weight has weight 0.
-
-        Raises a `UserError` if a weight belongs to none of the features.
-        """
+        """Return the weights (F,) of the features `names`; a feature without a weight has weight 0."""
         for name in self.values:
             check_choice("weight", name, names)
         return np.array([self.values.get(name, 0.0) for name in names])
 
 
-@dataclass(frozen=True)
-class ScoredNBest:
-    """N-best lists with log probabilities.
+def _read_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any], unknown: str) -> list[Row]:
+    """Return the values of each utterance in the context columns of the model; those of `shared` have precedence.
 
-    Attributes:
-        nbest: The lists.
-        log_probs: For each utterance, the log probabilities (H,) of its hypotheses in nats.
-    """
-
-    nbest: NBest
-    log_probs: tuple[Floats, ...]
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The names of the features (F)."""
-        return (*self.nbest.score_names, MODEL, WORDS)
-
-    def features(self) -> list[Floats]:
-        """Return for each utterance the features (H, F) of its hypotheses: scores, log probability, number of words."""
-        return [
-            np.column_stack([utterance.scores, log_probs, [float(len(text.split())) for text in utterance.texts]])
-            for utterance, log_probs in zip(self.nbest.utterances, self.log_probs, strict=True)
-        ]
-
-
-def _utterance_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any]) -> list[Row]:
-    """Return the context of each utterance: a value for each context column of the model.
-
-    The value comes from `shared` or, if that lacks the column, from the utterance; otherwise it is None.
+    A finding names columns that no utterance has. If the lists have a column with a similar name instead, this raises a
+    `UserError`, unless the policy `unknown` is "expected".
     """
     columns = model.schema.columns()
     for name in shared:
         check_choice("context column", name, columns)
-    return [{name: shared.get(name, utterance.columns.get(name)) for name in columns} for utterance in nbest.utterances]
-
-
-def _read_hypotheses(
-    model: Run | NGram,
-    utterances: Sequence[Utterance],
-    contexts: Sequence[Row],
-    optional: tuple[str, ...],
-    unknown: str,
-) -> Corpus:
-    """Return the hypotheses of all `utterances`, without truncation, as one corpus.
-
-    The contexts may lack the columns of the variables `optional`.
-    """
-    text_column = model.config.data.text
-    pairs = zip(utterances, contexts, strict=True)
-    rows = [{**context, text_column: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
-    table = replace(open_table(rows), name=CONTEXTS)
-    return model.prepare(table, unknown=unknown, optional=optional, truncate=False)
-
-
-def _absent_variables(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
-    """Return the names of the variables whose column has no value in any context.
-
-    A finding names columns without values. If the lists have a column with a similar name instead, this raises a
-    `UserError`, unless the policy `unknown` is "expected".
-    """
-    columns = model.schema.columns()
-    absent = [name for name in columns if all(is_missing(context[name]) for context in contexts)]
-    if reads_context(model):
+    rows = [{**utterance.columns, **shared} for utterance in nbest.utterances]
+    contexts = [{name: row[name] for name in columns if name in row} for row in rows]
+    absent = [name for name in columns if all(is_missing(context.get(name)) for context in contexts)]
+    if absent and reads_context(model):
         other_columns = [name for name in nbest.columns if name not in columns]
         for name in absent if unknown != "expected" else ():
             if hint := nearest_hint(name, other_columns):
                 raise UserError(f"n-best lists: no column {name!r}{hint}", (("unknown", "expected"),))
-        if absent:
-            report(Finding("missing values", f"n-best lists: no column {', '.join(absent)}; {EXPECTED_READING}"))
-    return tuple(variable.name for variable in model.schema.variables if variable.source_column in absent)
-
-
-def _check_contexts(
-    model: Run | NGram, nbest: NBest, contexts: Sequence[Row], optional: tuple[str, ...], unknown: str
-) -> None:
-    """Raise a `UserError` if a context has an invalid value; the message names the utterance."""
+        report(Finding("missing values", f"n-best lists: no column {', '.join(absent)}; {EXPECTED_READING}"))
     checked = set()
     for utterance, context in zip(nbest.utterances, contexts, strict=True):
-        if (key := repr(context)) in checked:
-            continue
-        checked.add(key)
-        try:
-            _read_hypotheses(model, [replace(utterance, texts=("",))], [context], optional, unknown)
-        except UserError as error:
-            raise error.with_message(f"utterance {utterance.id}: {error.message.removeprefix(ROW_PREFIX)}") from None
+        if (key := repr(context)) not in checked:
+            checked.add(key)
+            try:
+                model.read([""], [context], unknown=unknown)
+            except UserError as error:
+                message = f"utterance {utterance.id}: {error.message.removeprefix('context: ')}"
+                raise error.with_message(message) from None
+    return contexts
 
 
 def score_hypotheses(
@@ -186,7 +125,7 @@ def score_hypotheses(
     *,
     context: Mapping[str, Any] | None = None,
     unknown: str = "group",
-) -> ScoredNBest:
+) -> NBest:
     """Compute log p(hypothesis given context) of every hypothesis in the context of its utterance.
 
     Args:
@@ -196,35 +135,38 @@ def score_hypotheses(
         unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Returns:
-        The lists with the log probabilities in nats.
+        The lists with two more scores: the log probabilities in nats (`model`), and the numbers of words (`words`).
 
     Raises:
         UserError: A context value is invalid, and the message names the utterance; or the lists lack a context column
             and have one with a similar name.
     """
-    contexts = _utterance_contexts(model, nbest, context or {})
-    optional = _absent_variables(model, nbest, contexts, unknown)
-    _check_contexts(model, nbest, contexts, optional, unknown)
-    log_probs = list[Floats]()
+    for name in (MODEL, WORDS):
+        if name in nbest.score_names:
+            raise UserError(f"score {name!r}: the name is reserved for rescoring; rename the score")
+    contexts = _read_contexts(model, nbest, context or {}, unknown)
+    scored_utterances = []
     with progress_bar(total=len(contexts), desc="scoring", unit="utterances") as bar:
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
-            corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
+            pairs = zip(utterances, contexts[batch], strict=True)
+            rows = [(f"utterance {utterance.id}", text, row) for utterance, row in pairs for text in utterance.texts]
+            names, texts, text_contexts = zip(*rows, strict=True)
+            corpus = model.read(texts, text_contexts, unknown=unknown, truncate=False)
             if isinstance(model, Run):
-                names = [f"utterance {utterance.id}" for utterance in utterances for _ in utterance.texts]
                 check_lengths(corpus, model.model.max_tokens, names.__getitem__)
-            batch_log_probs = -sum_per_text(model.nats(corpus), corpus) - spelling_nats(corpus)
+            log_probs = -sum_per_text(model.nats(corpus), corpus) - spelling_nats(corpus)
             ends = np.cumsum([len(utterance.texts) for utterance in utterances])
-            log_probs += np.split(batch_log_probs, ends[:-1])
+            for utterance, values in zip(utterances, np.split(log_probs, ends[:-1]), strict=True):
+                word_counts = [float(len(text.split())) for text in utterance.texts]
+                scores = np.column_stack([utterance.scores, values, word_counts])
+                scored_utterances.append(replace(utterance, scores=scores))
             bar.update(len(utterances))
-    return ScoredNBest(nbest, tuple(log_probs))
+    return NBest((*nbest.score_names, MODEL, WORDS), tuple(scored_utterances))
 
 
 def batches(nbest: NBest) -> Iterator[slice]:
-    """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together.
-
-    A slice of a single utterance may exceed these limits.
-    """
+    """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together."""
     begin = hypothesis_count = character_count = 0
     for index, utterance in enumerate(nbest.utterances):
         characters_of_utterance = sum(map(len, utterance.texts))
@@ -237,14 +179,22 @@ def batches(nbest: NBest) -> Iterator[slice]:
     yield slice(begin, len(nbest.utterances))
 
 
-def choose_hypotheses(scored: ScoredNBest, weights: ScoreWeights) -> list[int]:
+def choose_hypotheses(scored: NBest, weights: ScoreWeights) -> list[int]:
     """Return the index of the hypothesis with the largest total for each utterance."""
-    feature_weights = weights.array(scored.feature_names)
-    return [int((features @ feature_weights).argmax()) for features in scored.features()]
+    score_weights = weights.array(scored.score_names)
+    return [int((utterance.scores @ score_weights).argmax()) for utterance in scored.utterances]
 
 
-def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
+def fit_weights(scored: NBest) -> tuple[ScoreWeights, float]:
     """Fit the weights that make the hypotheses with the fewest word errors most likely within their lists.
+
+        maximize  1/U sum_u log p(best hypotheses of u) - RIDGE / 2 |w|^2,    p(h) ~ exp(w . x(h))
+
+    x(h) (F,) are the scores of hypothesis h, scaled to unit standard deviation, and w (F,) are the weights. The
+    objective is concave in w; Newton's method maximizes it.
+
+    Args:
+        scored: The lists that `score_hypotheses` returns.
 
     Returns:
         The weights, and the negative log likelihood of these hypotheses in nats, averaged over lists.
@@ -252,20 +202,71 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     Raises:
         UserError: The lists have no references.
     """
-    nbest = scored.nbest
-    if not nbest.has_references:
+    if not scored.has_references:
         raise UserError("n-best lists: weights cannot be fitted without references")
-    features_by_list = scored.features()
-    features = np.asarray(weighting.pad_lists(features_by_list), dtype=np.float64)
-    errors_by_list = [word_errors(utterance.reference or "", utterance.texts) for utterance in nbest.utterances]
-    padded_errors = np.asarray(weighting.pad_lists(errors_by_list), dtype=np.int64)
-    list_lengths = np.array([len(list_features) for list_features in features_by_list])
+    features = pad_lists([utterance.scores for utterance in scored.utterances])
+    errors = pad_lists([word_errors(utterance.reference or "", utterance.texts) for utterance in scored.utterances])
+    list_lengths = np.array([len(utterance.texts) for utterance in scored.utterances])
     is_real = np.arange(features.shape[1]) < list_lengths[:, None]
-    weights, log_prob = weighting.maximize_likelihood(features, is_real, padded_errors)
-    return ScoreWeights(dict(zip(scored.feature_names, weights.tolist(), strict=True))), -log_prob
+    weights, log_prob = maximize_likelihood(features, is_real, errors)
+    return ScoreWeights(dict(zip(scored.score_names, weights.tolist(), strict=True))), -log_prob
 
 
-def rescore(scored: ScoredNBest, weights: ScoreWeights) -> list[Row]:
+def pad_lists(lists: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Stack U arrays (H_u, ...) as one array (U, H, ...); shorter ones are padded with copies of their first row."""
+    longest = max(map(len, lists))
+    return np.stack([np.concatenate([rows, np.repeat(rows[:1], longest - len(rows), axis=0)]) for rows in lists])
+
+
+def deviations(features: Floats) -> Floats:
+    """Return the standard deviation (F,) within lists of each of the features (U, H, F), or 1 for a constant one."""
+    result: Floats = np.sqrt(features.var(axis=1).mean(axis=0))
+    return np.where(result > 0, result, 1.0)
+
+
+def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
+    """Return the weights (F,) that make the best hypotheses of each list most likely, and their objective in nats.
+
+    `features` (U, H, F), `errors` (U, H) in words; `is_real` (U, H) is false for padding. If several hypotheses of a
+    list have the fewest errors, the mean of their log p is maximized, which is concave.
+    """
+    scales = deviations(features)
+    scaled_features = features / scales
+    fewest_errors = np.where(is_real, errors, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
+    is_best = (errors == fewest_errors) & is_real
+    shares = is_best / is_best.sum(axis=1, keepdims=True)  # (U, H): equal for the best hypotheses of a list, else 0
+    mean_features_of_best = np.einsum("uh,uhf->uf", shares, scaled_features)
+
+    def list_log_probs(weights: Floats) -> Floats:
+        totals = np.where(is_real, scaled_features @ weights, -np.inf)
+        totals = totals - totals.max(axis=1, keepdims=True)
+        log_probs: Floats = totals - np.log(np.exp(totals).sum(axis=1, keepdims=True))
+        return log_probs
+
+    def objective(weights: Floats) -> float:
+        log_probs = np.where(shares > 0, list_log_probs(weights), 0.0)
+        return float((shares * log_probs).sum() / len(scaled_features) - RIDGE / 2 * weights @ weights)
+
+    weights = np.zeros(scaled_features.shape[2])
+    value = objective(weights)
+    for _ in range(MAX_STEPS):
+        probabilities = np.exp(list_log_probs(weights))
+        mean_features = np.einsum("uh,uhf->uf", probabilities, scaled_features)
+        gradient = (mean_features_of_best - mean_features).mean(axis=0) - RIDGE * weights
+        centred_features = scaled_features - mean_features[:, None]
+        hessian = np.einsum("uh,uhf,uhg->fg", probabilities, centred_features, centred_features) / len(scaled_features)
+        step = np.linalg.solve(hessian + RIDGE * np.eye(len(weights)), gradient)
+        step_share = 1.0  # halved until the step does not lower the objective
+        while objective(weights + step_share * step) < value and step_share > 1e-9:
+            step_share /= 2
+        weights = weights + step_share * step
+        previous_value, value = value, objective(weights)
+        if value - previous_value < 1e-12:
+            break
+    return weights / scales, value
+
+
+def rescore(scored: NBest, weights: ScoreWeights) -> list[Row]:
     """Choose the hypothesis with the largest total for each utterance.
 
     Returns:
@@ -275,7 +276,7 @@ def rescore(scored: ScoredNBest, weights: ScoreWeights) -> list[Row]:
         (`errors_first`), and of the text with the fewest (`errors_oracle`).
     """
     rows: list[Row] = []
-    for utterance, index in zip(scored.nbest.utterances, choose_hypotheses(scored, weights), strict=True):
+    for utterance, index in zip(scored.utterances, choose_hypotheses(scored, weights), strict=True):
         text = utterance.texts[index]
         row: Row = {"id": utterance.id, "text": text, "place": index + 1, "first": utterance.texts[0]}
         if utterance.reference is not None:
@@ -303,35 +304,30 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0)
     Raises:
         UserError: No utterance has a column of `by`, or the references of a group have no words.
     """
-    groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
-    for name in by:
+    summary = [_compute_rates(ALL, rows, seed)]
+    for name in sorted(by):
         check_choice("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
-        group_names = value_groups([row["columns"].get(name) for row in rows])
-        for row, group_name in zip(rows, group_names, strict=True):
-            groups.setdefault((name, group_name), []).append(row)
-
-    def sort_key(group: tuple[str, str]) -> tuple[bool, str, int]:
-        column, _ = group
-        return column != "all", column, -len(groups[group])  # all utterances first, then large groups of each column
-
-    return [_compute_rates(group, groups[group], seed) for group in sorted(groups, key=sort_key)]
+        groups: dict[str, list[Row]] = {}
+        for row, value in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
+            groups.setdefault(value, []).append(row)
+        largest_first = sorted(groups.items(), key=lambda group: -len(group[1]))
+        summary += [_compute_rates((name, value), members, seed) for value, members in largest_first]
+    return summary
 
 
 def _compute_rates(group: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
-    """Return the row of `word_error_rates` for the group, a pair of a column and a value, with these `rows`."""
-    names = ("words", "errors_first", "errors", "errors_oracle")
-    counts_of_utterances = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
-    sums = bootstrap.resampled_sums(counts_of_utterances, seed=seed)
-    words, first, rescored, oracle = sums[0]  # over all utterances
+    """Return the row of `word_error_rates` for a group, which is a column and a value."""
+    counts = np.array([[row[name] for name in ("words", "errors_first", "errors", "errors_oracle")] for row in rows])
+    sums = bootstrap.resampled_sums(counts.astype(np.float64), seed=seed)
+    words, first, rescored, oracle = sums[0].tolist()  # over all utterances
     column, value = group
     if not words:
         group_description = "" if group == ALL else f" of {column} {value!r}"
         raise UserError(f"the references{group_description} have no words, so the word error rate is undefined")
-    resampled_words, resampled_first, resampled_rescored, _ = sums.T
-    gains = (resampled_first - resampled_rescored) / np.maximum(resampled_words, 1)
+    gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
     return {
         **{"by": column, "value": value, "utterances": len(rows), "words": int(words)},
-        **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
+        **{"first": first / words, "rescored": rescored / words, "oracle": oracle / words},
         **bootstrap.percentile_interval(gains, len(rows)).to_row("gain"),
     }
 

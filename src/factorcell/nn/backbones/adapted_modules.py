@@ -17,14 +17,14 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapted_linear import UNCHANGED, AdaptedLinear
-from factorcell.adapters.adapter_groups import AdapterGroup
-from factorcell.adapters.adapters import Adapter, LayerSizes, Shift, new_adapters
+from factorcell.adapters.adapters import AdapterGroup, LayerSizes, Shift, new_adapters
 from factorcell.errors import UserError
 from factorcell.nn.backbones.backbone import BackboneSizes
 
@@ -41,34 +41,30 @@ _THREAD = threading.local()  # `adaptations` are those of the current passes, th
 
 
 class Adaptation:
-    """The contexts of one pass through adapted modules.
+    """The contexts of one pass through the adapted modules `maps` of a model.
 
     The inputs of a map may have N = n B rows: n consecutive rows then have the same context. A beam search reads each
     text n times, and some layers join the texts and their tokens to one dimension.
 
     Args:
-        maps: The adapted maps of the model of this pass.
         contexts: Context vectors with their constant (B, K + 1), from which each group of maps computes its changes
             when its first map is called; or the shifts of all maps in B contexts; without shifts, all maps compute as
             unadapted.
-        count: The number of contexts, B.
         output_bias: A change (B, V) of the logits, or None.
+        is_disabled: Whether the adapters are switched off, also for passes with contexts inside this one.
     """
 
     def __init__(
         self,
         maps: "AdaptedModules",
         contexts: Tensor | tuple[Shift, ...] = (),
-        count: int = 1,
         output_bias: Tensor | None = None,
+        is_disabled: bool = False,
     ) -> None:
-        self.maps, self.contexts, self.count, self.output_bias = maps, contexts, count, output_bias
+        self.maps, self.contexts, self.output_bias, self.is_disabled = maps, contexts, output_bias, is_disabled
+        counts = [len(contexts)] if isinstance(contexts, Tensor) else [shift.context_count() for shift in contexts]
+        self.count = max([*counts, 1 if output_bias is None else len(output_bias)])  # the number of contexts, B
         self._latest: tuple[MapGroup, list[Shift]] | None = None  # the group that has computed its shifts last
-
-    @classmethod
-    def of_shifts(cls, maps: "AdaptedModules", shifts: tuple[Shift, ...]) -> "Adaptation":
-        """Return the adaptation with the shifts of all maps."""
-        return cls(maps, shifts, max((shift.context_count() for shift in shifts), default=1))
 
     def shift(self, projection: "Projection") -> Shift:
         """Return the change of a map."""
@@ -81,7 +77,7 @@ class Adaptation:
 
     def restarted(self) -> "Adaptation":
         """Return this adaptation without the shifts that a group has computed."""
-        return Adaptation(self.maps, self.contexts, self.count, self.output_bias)
+        return Adaptation(self.maps, self.contexts, self.output_bias, self.is_disabled)
 
     def by_context(self, x: Tensor) -> Tensor:
         """Return inputs (N, ..., D) with one dimension for the contexts, and one for the rows of each: (B, R, D)."""
@@ -91,17 +87,14 @@ class Adaptation:
 
 
 class applied:  # noqa: N801, used like a function
-    """Apply `adaptation` to the adapted modules in a `with` block, in this thread.
-
-    The object may be used for several blocks, also one within the other.
-    """
+    """Apply `adaptations` in a `with` block, in this thread; also in several blocks, or one within the other."""
 
     def __init__(self, *adaptations: Adaptation) -> None:
         self.adaptations = adaptations
         self._outer: list[tuple[Adaptation, ...]] = []  # the adaptations outside the blocks
 
     def __enter__(self) -> None:
-        outer: tuple[Adaptation, ...] = getattr(_THREAD, "adaptations", ())
+        outer = _current_adaptations()
         self._outer.append(outer)
         _THREAD.adaptations = (*self.adaptations, *outer)
 
@@ -109,20 +102,25 @@ class applied:  # noqa: N801, used like a function
         _THREAD.adaptations = self._outer.pop()
 
 
+def _current_adaptations() -> tuple[Adaptation, ...]:
+    return getattr(_THREAD, "adaptations", ())
+
+
+def find_adaptation(maps: "AdaptedModules") -> Adaptation | None:
+    """Return the adaptation of the current pass through the model of `maps`, or None."""
+    return next((adaptation for adaptation in _current_adaptations() if adaptation.maps is maps), None)
+
+
 def current_adaptation(maps: "AdaptedModules") -> Adaptation:
     """Return the adaptation of the current pass through the model of `maps`; raise `UserError` if there is none."""
-    adaptations: tuple[Adaptation, ...] = getattr(_THREAD, "adaptations", ())
-    for adaptation in adaptations:
-        if adaptation.maps is maps:
-            return adaptation
-    raise UserError(OUTSIDE)
+    adaptation = find_adaptation(maps)
+    if adaptation is None:
+        raise UserError(OUTSIDE)
+    return adaptation
 
 
 def add_output_bias(maps: "AdaptedModules", head: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
-    """Return logits (N, T, V) with the bias that the context of each row adds.
-
-    With the first argument bound, this is a forward hook of the output layer.
-    """
+    """Return logits (N, T, V) with the bias that the context of each row adds; a forward hook of the output layer."""
     adaptation = current_adaptation(maps)
     if adaptation.output_bias is None:
         return logits
@@ -135,7 +133,7 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
 
     The adaptation has no shifts at the beginning of a block, so that both blocks compute and store the same tensors.
     """
-    adaptations: tuple[Adaptation, ...] = getattr(_THREAD, "adaptations", ())
+    adaptations = _current_adaptations()
     forward, backward = (applied(*(adaptation.restarted() for adaptation in adaptations)) for _ in range(2))
     return forward, backward
 
@@ -143,28 +141,24 @@ def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], cont
 class Projection(AdaptedLinear):
     """A linear map of a model, which reads its change from the `Adaptation` of the current pass.
 
-    Its adapters are those of its group; `AdaptedLinear.adapters` is empty.
+    Its adapters are those of its group; `AdaptedLinear.adapters` is empty. Its `weight` has the layout of the model:
+    a transposed copy would need memory, and a transposed view cannot be divided among processes (FSDP).
 
     Attributes:
         number: The index of this map in the shifts of a pass.
         path: The name of the map in its model, such as `model.layers.0.self_attn.q_proj`.
-        group: The group of this map.
-        weight: The weights in the layout of the model, which `matrix` returns as W (D, O). A transposed copy would need
-            memory, and a transposed view cannot be divided among processes (FSDP).
-
-    Args:
-        linear: The map of the model, whose weights become those of this map, frozen if they are.
-        scaling: A factor on L R.
     """
 
-    def __init__(self, linear: nn.Module, *, number: int, path: str, group: "MapGroup", scaling: float) -> None:
+    group: "MapGroup"
+
+    def __init__(self, linear: nn.Module, *, number: int, path: str, scaling: float) -> None:
         weight, bias = cast(nn.Parameter, linear.weight).data, cast(nn.Parameter | None, linear.bias)
         self._is_transposed = isinstance(linear, nn.Linear)  # W is (O, D) in `nn.Linear`, and (D, O) in Conv1D
         inputs, outputs = weight.shape[::-1] if self._is_transposed else weight.shape
         super().__init__(inputs, outputs, 0, adapt=(), bias=bias is not None, weight=weight)
         if bias is not None:
             self.bias = nn.Parameter(bias.data)
-        self.number, self.path, self.group, self.scaling = number, path, group, scaling
+        self.number, self.path, self.scaling = number, path, scaling
         self.requires_grad_(cast(nn.Parameter, linear.weight).requires_grad).train(linear.training)
 
     def matrix(self, shift: Shift = UNCHANGED) -> Tensor:
@@ -176,91 +170,49 @@ class Projection(AdaptedLinear):
         y = super().forward(adaptation.by_context(x), adaptation.shift(self))
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
+    @torch.no_grad()
+    def plain_linear(self, shift: Shift) -> nn.Module:
+        """Return a plain linear map with the folded `shift`."""
+        matrix, bias = self.matrix(shift).detach(), self.shifted_bias(shift)
+        inputs, outputs = matrix.shape
+        linear: Any
+        if self._is_transposed:
+            linear, weight = nn.Linear(inputs, outputs, bias=bias is not None, device="meta"), matrix.T
+        else:
+            from transformers.pytorch_utils import Conv1D
 
+            linear, weight = Conv1D(outputs, inputs), matrix
+        linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+        if bias is not None:
+            linear.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
+        return cast(nn.Module, linear.train(self.training))
+
+
+@dataclass(eq=False)
 class MapGroup:
-    """The adapted maps of a module such as an attention layer, whose changes are computed in one product.
+    """The adapted maps of a module `parent`, such as an attention layer, whose changes are computed in one product.
 
-    The module does not change before `attach`.
-
-    Attributes:
-        projections: The maps.
-        adapters: Their adapters, which become a part of the module under the name `adapters`; in a container, a part of
-            the first map.
-        path: The name of the adapters in the model.
-
-    Args:
-        maps: All adapted maps of the model.
-        parent: The module, in which a `Projection` replaces each map.
-        linears: The paths of the maps of the module, and these maps.
-        first: The number of the first map; the numbers of the maps are consecutive.
-        sizes: Size of the context with its constant, the adapters and the rank.
-        shared_rank: The rank of a LoRA that all contexts share; 0: none.
-        scaling: A factor on the changes of W.
+    The adapters become a part of the module under the name `adapters`; in a container, a part of the first map.
     """
 
-    def __init__(
-        self,
-        maps: "AdaptedModules",
-        parent: nn.Module,
-        linears: Sequence[tuple[str, nn.Module]],
-        *,
-        first: int,
-        sizes: BackboneSizes,
-        shared_rank: int,
-        scaling: float,
-    ) -> None:
-        self.maps, self._parent, self._kinds = maps, parent, [type(linear) for _, linear in linears]
-        self.projections = [
-            Projection(linear, number=number, path=path, group=self, scaling=scaling)
-            for number, (path, linear) in enumerate(linears, first)
-        ]
-        adapters: list[list[Adapter]] = []
-        shapes = [(projection.matrix().shape[0], projection.matrix().shape[1]) for projection in self.projections]
-        for inputs, outputs in shapes:
-            layer_sizes = LayerSizes(sizes.context, inputs, outputs, sizes.rank)
-            adapters.append(list(new_adapters(sizes.adapt, layer_sizes).values()))
-            for adapter in adapters[-1]:
-                adapter.start_unadapted()
-        # A model may be divided among several devices.
-        self.adapters = AdapterGroup(adapters, shapes, shared_rank).to(self.projections[0].weight.device)
-        first_path = self.projections[0].path
-        parent_path = first_path.rpartition(".")[0]
-        self.path = f"{parent_path}.adapters" if parent_path else "adapters"
-        if isinstance(parent, CONTAINERS):
-            self.path = f"{first_path}.group_adapters"
-
-    def attach(self) -> None:
-        """Replace the maps of the module by the projections, and add the adapters."""
-        for projection in self.projections:
-            setattr(self._parent, projection.path.rpartition(".")[2], projection)
-        if isinstance(self._parent, CONTAINERS):
-            self.projections[0].group_adapters = self.adapters
-        else:
-            self._parent.adapters = self.adapters
+    maps: "AdaptedModules"
+    parent: nn.Module
+    projections: list[Projection]
+    adapters: AdapterGroup
 
     def condition(self, vector: Tensor) -> list[Shift]:
         """Compute the change of each map in B contexts, in the number type of its weights and on their device."""
         weight = self.projections[0].weight
         return cast(list[Shift], self.adapters(vector.to(weight.device), weight.dtype))
 
-    @torch.no_grad()
-    def restore(self, shifts: Sequence[Shift]) -> None:
-        """Replace the projections by plain linear maps with folded shifts, and remove the adapters."""
-        for projection, kind, shift in zip(self.projections, self._kinds, shifts, strict=True):
-            matrix, bias = projection.matrix(shift).detach(), projection.shifted_bias(shift)
-            inputs, outputs = matrix.shape
-            linear: Any
-            if issubclass(kind, nn.Linear):
-                linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-                linear.weight = nn.Parameter(matrix.T.contiguous(), requires_grad=False)
-            else:
-                linear = cast(Any, kind)(outputs, inputs)
-                linear.weight = nn.Parameter(matrix.contiguous(), requires_grad=False)
-            if bias is not None:
-                linear.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
-            setattr(self._parent, projection.path.rpartition(".")[2], linear.train(projection.training))
-        if not isinstance(self._parent, CONTAINERS):
-            del self._parent.adapters
+    @property
+    def path(self) -> str:
+        """The name of the adapters in the model."""
+        first_path = self.projections[0].path
+        if isinstance(self.parent, CONTAINERS):
+            return f"{first_path}.group_adapters"
+        parent_path = first_path.rpartition(".")[0]
+        return f"{parent_path}.adapters" if parent_path else "adapters"
 
 
 class AdaptedModules:
@@ -293,23 +245,32 @@ class AdaptedModules:
         maps = [row for row in linear_maps(model, prefix) if row[2] is not head]
         if not maps:
             raise UserError(f"model: expected linear maps (nn.Linear or Conv1D), got none in {type(model).__name__}")
-        names = sorted({path.rpartition(".")[2] for _, path, _ in maps})
+        names = sorted({_name(path) for _, path, _ in maps})
         if unknown := sorted(set(targets) - set(names)):
             raise UserError(f"target_modules: expected some of {', '.join(names)}, got {unknown[0]}")
         self.projections: list[Projection] = []
         self._groups: list[MapGroup] = []
-        adapted = [row for row in maps if not targets or row[1].rpartition(".")[2] in targets]
+        adapted = [row for row in maps if not targets or _name(row[1]) in targets]
         for parent, rows in itertools.groupby(adapted, key=lambda row: row[0]):
-            linears = [(path, linear) for _, path, linear in rows]
-            first = len(self.projections)
-            group = MapGroup(self, parent, linears, first=first, sizes=sizes, shared_rank=shared_rank, scaling=scaling)
+            projections = [
+                Projection(linear, number=number, path=path, scaling=scaling)
+                for number, (_, path, linear) in enumerate(rows, len(self.projections))
+            ]
+            group = MapGroup(self, parent, projections, _new_group(projections, sizes, shared_rank))
+            for projection in projections:
+                projection.group = group
             self._groups.append(group)
-            self.projections += group.projections
+            self.projections += projections
 
     def attach(self) -> "AdaptedModules":
         """Replace the maps of the model by their projections, add the adapters, and return this object."""
         for group in self._groups:
-            group.attach()
+            for projection in group.projections:
+                setattr(group.parent, _name(projection.path), projection)
+            if isinstance(group.parent, CONTAINERS):
+                group.projections[0].group_adapters = group.adapters
+            else:
+                group.parent.adapters = group.adapters
         return self
 
     def adapter_tensors(self) -> dict[str, Tensor]:
@@ -331,13 +292,31 @@ class AdaptedModules:
         )
 
     def restore(self, shifts: Sequence[Shift] | None = None) -> None:
-        """Replace all projections by plain linear maps, with the shifts of one context folded in; None: unadapted.
-
-        A map without a bias gets one if its shift has a bias.
-        """
-        folded = iter([UNCHANGED] * len(self.projections) if shifts is None else self.fold(shifts))
+        """Replace all projections by plain linear maps, with the shifts of one context folded in; None: unadapted."""
+        folded = [UNCHANGED] * len(self.projections) if shifts is None else self.fold(shifts)
         for group in self._groups:
-            group.restore(list(itertools.islice(folded, len(group.projections))))
+            for projection in group.projections:
+                setattr(group.parent, _name(projection.path), projection.plain_linear(folded[projection.number]))
+            if not isinstance(group.parent, CONTAINERS):
+                del group.parent.adapters
+
+
+def _name(path: str) -> str:
+    """Return the last part of a path, such as `q_proj`."""
+    return path.rpartition(".")[2]
+
+
+def _new_group(projections: Sequence[Projection], sizes: BackboneSizes, shared_rank: int) -> AdapterGroup:
+    """Return new adapters of these maps, which change nothing before training."""
+    shapes = [(projection.matrix().shape[0], projection.matrix().shape[1]) for projection in projections]
+    adapters = [
+        list(new_adapters(sizes.adapt, LayerSizes(sizes.context, inputs, outputs, sizes.rank)).values())
+        for inputs, outputs in shapes
+    ]
+    for adapter in itertools.chain.from_iterable(adapters):
+        adapter.start_unadapted()
+    # A model may be divided among several devices.
+    return AdapterGroup(adapters, shapes, shared_rank).to(projections[0].weight.device)
 
 
 def with_constant(vector: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recurrent layers. A context changes their weights W and their bias b to W' and b' (`adapters`).
+"""Recurrent cells, and their recurrence in PyTorch, step by step: for every cell, on every device.
 
     coupled     [i, f, o] = W'[x, h] + b'       f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)
                 h <- tanh(m) sigmoid(o)
@@ -7,41 +7,82 @@
     gru         [r, z] = sigmoid(W'[x, h] + b')   n = tanh(W' x + b' + r W' h)    h <- z h + (1 - z) n
     tanh, relu  h <- tanh or relu(W'[x, h] + b')
 
-x is the input, h the hidden state and m the memory; i, f, o, g, r and z are gates, n the candidate of the GRU. The
-coupled cell is the cell of the papers (TACL 2018, appendix A, equations 8 and 9). Layer normalization (Ba et al. 2016)
-normalizes the argument of every sigmoid, tanh and relu over the hidden units; the 1 is added to f after normalization.
+x is the input, h the hidden state and m the memory; i, f, o, g, r and z are gates, n the candidate of the GRU; W' and
+b' are the weights in the context (`adapters`). The coupled cell is the cell of the papers (TACL 2018, appendix A,
+equations 8 and 9). Layer normalization (Ba et al. 2016) normalizes the argument of every sigmoid, tanh and relu over
+the hidden units; the 1 is added to f after normalization.
 
-Shapes: B texts, T steps, E inputs, H hidden, G columns of all gates, R rank.
+    z = reduced[t] + g L      p = s (g W) + z R      h, m <- cell(gates[t], p, h, m)      g = h feed
+
+gates and reduced are the products of W and L with the inputs, which the caller computes for all steps at once. Compiled
+code runs the coupled cell faster (`kernels.recurrence`), and CUDA graphs run these steps faster on a GPU
+(`loop_graphs`).
+
+Shapes: B texts, T steps, H hidden, G columns of all gates, R rank.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from factorcell.adapters.adapted_linear import AdaptedLinear
-from factorcell.adapters.adapters import Shift
-from factorcell.adapters.dropout import dropout_mask
-from factorcell.adapters.initial import uniform
 from factorcell.config import EXTENSIBLE
 from factorcell.errors import UserError
-from factorcell.nn.backbones.backbone import BackboneSizes
-from factorcell.nn.backbones.loop_graphs import LoopGraphs
-from factorcell.nn.backbones.recurrent_loop import (
-    ONE_KERNEL,
-    SEPARATE,
-    CellState,
-    Drop,
-    Norm,
-    RecurrentStep,
-    run_loop,
-    run_step,
-)
-from factorcell.nn.kernels import gpu_recurrence, library
-from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs, run, supports
-from factorcell.options.option_fields import RecurrentOptions
+from factorcell.nn.kernels import gpu_step
+from factorcell.nn.kernels.recurrence import RecurrenceInputs
+
+
+class CellState(NamedTuple):
+    """The state of a recurrent layer after a step.
+
+    Attributes:
+        hidden: h (B, H).
+        memory: m (B, H), or (B, 0) if the cell has no memory.
+    """
+
+    hidden: Tensor
+    memory: Tensor
+
+    def select(self, rows: Tensor) -> "CellState":
+        """Return the states of the texts `rows` (B',), which may repeat."""
+        return CellState(*(part[rows] for part in self))
+
+
+# Applies layer normalization to the values (B, H) of one gate or of m, given an index: the gates count from 0, and the
+# index of m follows that of the last gate.
+Norm = Callable[[int, Tensor], Tensor]
+# Applies dropout to the candidate (B, H), the new content of m or h.
+Drop = Callable[[Tensor], Tensor]
+
+
+class RecurrentStep(Protocol):
+    """A recurrent step, a class without arguments or parameters: W and b belong to the layer.
+
+    Attributes:
+        gates: The number of gates.
+        memory: Whether the step has a memory m in addition to h.
+        separate_products: Whether the step needs the products of W with x and with h separately, rather than their sum.
+    """
+
+    gates: int
+    memory: bool
+    separate_products: bool
+
+    def __call__(
+        self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop, /
+    ) -> CellState:
+        """Compute the next state.
+
+        Args:
+            from_input: The product of W' with x, plus b' (B, G).
+            from_hidden: The product of W' with h (B, G).
+            state: The state before the step.
+            norm: Applies layer normalization to a gate or to m.
+            drop: Applies dropout to the candidate, the new content of m or h.
+        """
+        ...
 
 
 class Coupled:
@@ -118,154 +159,6 @@ def find_cell(name: str) -> type[RecurrentStep]:
     return cell
 
 
-class Cell(nn.Module):
-    """One recurrent layer: a `RecurrentStep` with an adapted linear map from [x, h] to its gates.
-
-    Dropout applies to the candidate, with a new mask at every step (Semeniuta et al. 2016). With the option
-    `variational`, it applies instead to the h that the next step reads, with one mask per text (Gal and Ghahramani
-    2016).
-    """
-
-    def __init__(self, options: RecurrentOptions, sizes: BackboneSizes) -> None:
-        """Create a layer whose inputs, context vectors and adapters have these `sizes`."""
-        super().__init__()
-        self.recurrent_step = find_cell(options.cell)()
-        self.dropout, self.variational = options.dropout_recurrent, options.variational
-        self.input_size, self.hidden_size = sizes.inputs, options.hidden_size
-        rows, columns = sizes.inputs + options.hidden_size, self.recurrent_step.gates * options.hidden_size
-        weight = uniform((rows, columns), (6 / (rows + options.hidden_size)) ** 0.5)
-        self.linear = AdaptedLinear(rows, columns, sizes.context, adapt=sizes.adapt, rank=sizes.rank, weight=weight)
-        # The number of normalized values: those of the gates, and of m if there is a memory.
-        norm_size = columns + (options.hidden_size if self.recurrent_step.memory else 0)
-        self.gain = nn.Parameter(torch.ones(norm_size)) if options.layer_norm else None
-        self.offset = nn.Parameter(torch.zeros(norm_size)) if options.layer_norm else None
-        # The compiled code and the GPU kernel support only this class, not its subclasses.
-        self.is_coupled = type(self.recurrent_step) is Coupled
-        self.graphs = LoopGraphs(self.recurrent_step, ONE_KERNEL if self.is_coupled else SEPARATE)
-
-    def pack_weight(self) -> PackedWeight | None:
-        """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""
-        if not (self.is_coupled and library.supports(self.linear.weight)):
-            return None
-        return PackedWeight.of(self.linear.weight[self.input_size :])
-
-    def start(self, batch: int) -> CellState:
-        """Return the state of `batch` texts before the first step: zeros."""
-        zeros = self.linear.weight.new_zeros(batch, self.hidden_size)
-        return CellState(zeros, zeros if self.recurrent_step.memory else zeros[:, :0])
-
-    def forward(
-        self,
-        inputs: Tensor,
-        shift: Shift,
-        state: CellState | None = None,
-        lengths: Tensor | None = None,
-        packed: PackedWeight | None = None,
-    ) -> tuple[Tensor, CellState]:
-        """Read `inputs` (B, T, E); return hidden states (B, T, H) and the last state. In training mode, apply dropout.
-
-        A text ends after `lengths` (B,) steps: from then on its hidden states are zero and its state does not change.
-        """
-        keep, feed = self._draw_masks(inputs)
-        arguments = self._recurrence_inputs(inputs, shift, state or self.start(len(inputs)))
-        arguments = replace(arguments, keep=keep, feed=feed, lengths=lengths, packed=packed)
-        if self.is_coupled:
-            if supports(arguments):
-                outputs, last_hidden, last_memory = run(arguments)
-                return outputs, CellState(last_hidden, last_memory)
-            is_plain = arguments.norm is None and arguments.scale is None and feed is None
-            gates = arguments.input_gates
-            if is_plain and gpu_recurrence.supports(gates, arguments.weight.to(gates.dtype)):
-                return self._run_on_gpu(arguments)
-        gates = arguments.input_gates + arguments.bias[:, None]
-        if self.graphs.supports(gates):
-            return self.graphs.run(gates, arguments)
-        return run_loop(self.recurrent_step, gates, arguments)
-
-    @staticmethod
-    def _run_on_gpu(arguments: RecurrenceInputs) -> tuple[Tensor, CellState]:
-        """Run the recurrence in the GPU kernel."""
-        is_bfloat16 = library.autocasts_to_bfloat16(arguments.input_gates.device)
-        arguments = arguments.to(torch.bfloat16 if is_bfloat16 else torch.float32)
-        lengths = arguments.lengths
-        outputs, last_memory = gpu_recurrence.run(
-            input_gates=arguments.input_gates + arguments.bias[:, None],
-            input_reduced=arguments.input_reduced,
-            weight=arguments.weight,
-            left=arguments.left,
-            right=arguments.right,
-            keep=arguments.keep,
-            hidden=arguments.hidden,
-            memory=arguments.memory,
-            lengths=lengths,
-        )
-        if lengths is None:
-            return outputs, CellState(outputs[:, -1], last_memory)
-        rows = torch.arange(len(outputs), device=outputs.device)
-        last_hidden = outputs[rows, (lengths - 1).clamp(min=0)]
-        return outputs, CellState(torch.where((lengths > 0)[:, None], last_hidden, arguments.hidden), last_memory)
-
-    def step(self, inputs: Tensor, shift: Shift, state: CellState) -> CellState:
-        """Read one input (B, E) without dropout; return the next state."""
-        return run_step(self.recurrent_step, self._recurrence_inputs(inputs[:, None], shift, state), state)
-
-    def _recurrence_inputs(self, inputs: Tensor, shift: Shift, state: CellState) -> RecurrenceInputs:
-        """Return the arguments of the recurrence over `inputs` (B, T, E) that starts in `state`, without dropout."""
-        # The products of the inputs do not depend on h, so they are computed for all steps at once.
-        from_input, reduced, hidden_shift = self._input_products(inputs, shift)
-        return RecurrenceInputs(
-            input_gates=from_input,
-            bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1),
-            input_reduced=reduced,
-            weight=cast(Tensor, hidden_shift.matrix),
-            left=hidden_shift.left,
-            right=hidden_shift.right,
-            keep=None,
-            norm=self._norm_parameters(),
-            scale=hidden_shift.scale,
-            feed=None,
-            hidden=state.hidden,
-            memory=state.memory,
-            lengths=None,
-        )
-
-    def _input_products(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
-        """Compute the products of `inputs` (B, T, E) with the rows of W and L that belong to the inputs.
-
-        Returns:
-            The contribution of the inputs to the gates (B, T, G), their contribution to [x, h] L (B, T, R), and the
-            shift of the rows of W for h. The matrix R of this shift is already multiplied by s: the caller multiplies
-            only the product of h with W by s.
-        """
-        input_shift, hidden_shift = self.linear.split(shift, self.input_size)
-        from_input, right = inputs @ cast(Tensor, input_shift.matrix), hidden_shift.right
-        reduced = None if input_shift.left is None else inputs @ input_shift.left
-        if reduced is not None and right is not None and self.recurrent_step.separate_products:
-            from_input, reduced = from_input + reduced @ right, None
-        if input_shift.scale is None or hidden_shift.scale is None:
-            return from_input, reduced, hidden_shift
-        scaled_right = None if right is None else right * hidden_shift.scale[:, None]
-        return from_input * input_shift.scale[:, None], reduced, replace(hidden_shift, right=scaled_right)
-
-    def _norm_parameters(self) -> Tensor | None:
-        """Return the gains and offsets of layer normalization, one row (H,) per index of `Norm`; None without them."""
-        if self.gain is None or self.offset is None:
-            return None
-        return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
-
-    def _draw_masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Draw the dropout masks of the candidate (T, B, H) and of the h that the next step reads (B, H).
-
-        The mask that the options do not request is None; both are None outside training mode.
-        """
-        if not self.training or self.dropout == 0:
-            return None, None
-        batch, steps, _ = inputs.shape
-        if self.variational:
-            return None, dropout_mask((batch, self.hidden_size), self.dropout, inputs)
-        return dropout_mask((steps, batch, self.hidden_size), self.dropout, inputs), None
-
-
 def _check_step_class(name: str, cell: type[RecurrentStep]) -> None:
     """Raise `UserError` unless the class `cell`, called `name`, has the attributes of a `RecurrentStep`."""
     if not isinstance(cell, type) or issubclass(cell, nn.Module):
@@ -273,3 +166,97 @@ def _check_step_class(name: str, cell: type[RecurrentStep]) -> None:
     for attribute, expected in {"gates": int, "memory": bool, "separate_products": bool}.items():
         if type(value := getattr(cell, attribute, None)) is not expected:
             raise UserError(f"cell {name!r}: expected {attribute} of type {expected.__name__}, got {value!r}")
+
+
+def update_state(
+    step: RecurrentStep,
+    gates: Tensor,
+    product: Tensor,
+    state: CellState,
+    norm: Tensor | None,
+    keep: Tensor | None,
+    is_inside: Tensor | None,
+) -> CellState:
+    """Compute all of a step except its matrix products.
+
+    `gates` and `product` are those of the module header (B, G). `norm` has the gains, then the offsets of layer
+    normalization, a row (H,) per index of `Norm`; `keep` (B, H) are dropout factors on the candidate. The state of a
+    text without this step (`is_inside`, (B,)) does not change.
+    """
+    norm_rows = () if norm is None else norm.unbind(0)
+
+    def normalize(index: int, values: Tensor) -> Tensor:
+        if not norm_rows:
+            return values
+        gain, offset = norm_rows[index], norm_rows[len(norm_rows) // 2 + index]
+        return F.layer_norm(values, values.shape[-1:], gain, offset)
+
+    def drop(candidate: Tensor) -> Tensor:
+        return candidate if keep is None else candidate * keep
+
+    next_state = step(gates, product, state, normalize, drop)
+    if is_inside is None:
+        return next_state
+    hidden = torch.where(is_inside[:, None], next_state.hidden, state.hidden)
+    return CellState(hidden, torch.where(is_inside[:, None], next_state.memory, state.memory))
+
+
+def update_state_in_one_kernel(
+    step: RecurrentStep, gates: Tensor, product: Tensor, state: CellState, /, *others: Tensor | None
+) -> CellState:
+    """Compute `update_state` for the coupled cell in one Triton kernel."""
+    return CellState(*gpu_step.run(gates, product, state.hidden, state.memory, *others))
+
+
+def multiply_hidden(inputs: RecurrenceInputs, hidden: Tensor, reduced: Tensor | None) -> Tensor:
+    """Return p (B, G), the product of `hidden` (B, H) with W and L R; `reduced` (B, R) is a part of z, or None."""
+    fed = (hidden if inputs.feed is None else hidden * inputs.feed)[:, None].to(inputs.weight.dtype)
+    product = fed @ inputs.weight
+    product = product if inputs.scale is None else product * inputs.scale[:, None]
+    if inputs.left is not None and inputs.right is not None:
+        hidden_reduced = fed @ inputs.left
+        total_reduced = hidden_reduced if reduced is None else reduced[:, None] + hidden_reduced
+        product = product + total_reduced @ inputs.right
+    return product.squeeze(1)
+
+
+def run_step(step: RecurrentStep, inputs: RecurrenceInputs, state: CellState) -> CellState:
+    """Read the first input of each text without dropout; return the next state."""
+    reduced = None if inputs.input_reduced is None else inputs.input_reduced[:, 0]
+    gates = inputs.input_gates[:, 0] + inputs.bias
+    product = multiply_hidden(inputs, state.hidden, reduced)
+    return update_state(step, gates, product, state, inputs.norm, None, None)
+
+
+def run_loop(
+    step: RecurrentStep,
+    gates: Tensor,
+    inputs: RecurrenceInputs,
+    *,
+    zeros: Tensor | None = None,
+    update: Callable[..., CellState] = update_state,
+) -> tuple[Tensor, CellState]:
+    """Run all steps; return hidden states (B, T, H), which are zero after the end of a text, and the last state.
+
+    `gates` (B, T, G) are those of `inputs` plus the bias. `zeros` (B, T, G) are added to the products p, so that their
+    gradients are those of p. `update` is `update_state`, or a function that computes the same.
+    """
+    state, steps = CellState(inputs.hidden, inputs.memory), gates.shape[1]
+    if steps == 0:
+        return state.hidden[:, None][:, :0], state
+    # Views of all steps are created at once, because their gradients are then joined once, after the last step.
+    norm = None if inputs.norm is None else inputs.norm.expand(steps, *inputs.norm.shape)
+    is_inside = None if inputs.lengths is None else torch.arange(steps, device=gates.device) < inputs.lengths[:, None]
+    all_reduced, all_zeros, all_keep, all_norm, all_inside = (
+        [None] * steps if array is None else array.unbind(axis)
+        for array, axis in ((inputs.input_reduced, 1), (zeros, 1), (inputs.keep, 0), (norm, 0), (is_inside, 1))
+    )
+    hidden_states = []
+    for number, step_gates in enumerate(gates.unbind(1)):
+        product = multiply_hidden(inputs, state.hidden, all_reduced[number])
+        if (step_zeros := all_zeros[number]) is not None:
+            product = product + step_zeros
+        state = update(step, step_gates, product, state, all_norm[number], all_keep[number], all_inside[number])
+        hidden_states.append(state.hidden)
+    outputs = torch.stack(hidden_states, dim=1)
+    return outputs if is_inside is None else torch.where(is_inside[:, :, None], outputs, 0.0), state

@@ -1,51 +1,54 @@
 """The backbone that is a causal language model of the Hugging Face library `transformers`.
 
-The linear maps of its attention and feed-forward networks become adapted maps (`adapted_modules`), whose weights the
+A base is pretrained (`factorcell.io.pretrained`), or a new model of a named architecture with random weights. The
+linear maps of its attention and feed-forward networks become adapted maps (`adapted_modules`), whose weights the
 context changes.
 
 Shapes: B contexts, N texts, T steps, E token embedding (also the size of the vectors), K context, P prefix vectors.
 """
 
+import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from factorcell.adapters.adapters import Shift
-from factorcell.adapters.dropout import apply_dropout
+from factorcell.adapters.adapters import Shift, normal
 from factorcell.adapters.encoder import FROZEN_BASE_STD, INITIAL_STD
-from factorcell.adapters.initial import normal
-from factorcell.errors import UserError
+from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
-from factorcell.nn.backbones import base_models
+from factorcell.io.extras import missing_package_error
+from factorcell.io.pretrained import (
+    Source,
+    find_source,
+    first_line,
+    quiet,
+    read_config,
+    transformers,
+    wrong_digest_error,
+)
 from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
 from factorcell.nn.backbones.attention_cache import CacheState
-from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint
+from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout
 from factorcell.options.option_fields import HuggingFaceOptions
 
 UNUSED_BIAS = -20.0  # bias of tokens that a pretrained model does not have; they are practically never predicted
+HEAD_SIZE = 64  # numbers per attention head of a new model
+FEED_FORWARD_FACTOR = 8 / 3  # size of the layer inside the feed-forward network, divided by the size of the vectors
 PREFIX_STD = 0.02  # initial standard deviation of prefix vectors, as of token embeddings in `transformers`
 
 
 @dataclass(frozen=True)
 class TransformerConditions:
-    """Everything that B contexts determine in the backbone.
+    """Everything that B contexts determine in the backbone."""
 
-    Attributes:
-        shifts: The shift of each projection.
-        are_shifts_shared: Whether each shift has one context, which stands for all B.
-        offset: A change (B, E) of the last vectors, or None.
-        prefix: Vectors (B, P, E) that are read before each text, or None.
-        dtype: The number type of the vectors.
-    """
-
-    shifts: tuple[Shift, ...]
-    are_shifts_shared: bool = False
-    offset: Tensor | None = None
-    prefix: Tensor | None = None
-    dtype: torch.dtype = torch.float32
+    shifts: tuple[Shift, ...]  # of each projection
+    are_shifts_shared: bool = False  # whether each shift has one context, which stands for all B
+    offset: Tensor | None = None  # a change (B, E) of the last vectors
+    prefix: Tensor | None = None  # vectors (B, P, E) that are read before each text
+    dtype: torch.dtype = torch.float32  # of the vectors
 
     def select(self, rows: Tensor) -> "TransformerConditions":
         return replace(
@@ -63,20 +66,20 @@ class HuggingFaceBackbone(Backbone):
 
     def __init__(self, options: HuggingFaceOptions, sizes: BackboneSizes) -> None:
         super().__init__(options, sizes)
-        model = base_models.new_base(options)
+        model = new_base(options)
         config = model.config.get_text_config(decoder=True)
         self.options, self.size = options, int(config.hidden_size)
         table_size = model.get_input_embeddings().weight.shape[1]
         if table_size != self.size:
             raise UserError(f"{options}: expected embeddings of the size of the vectors, {self.size}, got {table_size}")
-        self.max_positions = base_models.max_positions(config)
+        self.max_positions = max_positions(config)
         self.max_tokens = None if self.max_positions is None else self.max_positions - options.prefix_vectors
         self._tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         self._output_bias: Tensor | None = getattr(model.get_output_embeddings(), "bias", None)
-        self.input_scale = base_models.input_scale(model.get_input_embeddings())
+        self.input_scale = input_scale(model.get_input_embeddings())
         self.base = model.base_model
         if not self._tables[0].is_meta:
-            base_models.check_computation(model, str(options))
+            check_computation(model, str(options))
         try:
             self.base.set_input_embeddings(nn.Identity())
         except NotImplementedError:
@@ -105,7 +108,7 @@ class HuggingFaceBackbone(Backbone):
         """Return the size of the vectors of the base."""
         if not options.is_pretrained:
             return options.hidden_size
-        config = pretrained.read_config(pretrained.find_source(options.base))
+        config = read_config(find_source(options.base))
         return int(config.get_text_config(decoder=True).hidden_size)
 
     def token_tables(
@@ -113,7 +116,6 @@ class HuggingFaceBackbone(Backbone):
     ) -> tuple[nn.Parameter, nn.Parameter] | None:
         """Return the embeddings of tokens (V, E) in the input and in the output layer of a pretrained model.
 
-        They are of float32 also if the other weights are of bfloat16, so that log probabilities are exact.
         Ids that the model does not have, such as a start token of its own, get the embedding of the end token; if it
         does not have an end token either, that of the end token of its config.
         """
@@ -131,8 +133,7 @@ class HuggingFaceBackbone(Backbone):
     def _complete_table(self, table: Tensor, vocabulary_size: int, known_count: int, end: int) -> nn.Parameter:
         """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32.
 
-        The table of the base may have more rows than its tokenizer has tokens, which are not trained. Tokens that it
-        lacks have the row of the token `end`.
+        The table of the base may have more rows than its tokenizer has tokens, which are not trained.
         """
         rows = table.detach().float()[:known_count]
         rows = torch.cat([rows, rows[[end] * (vocabulary_size - len(rows))]])
@@ -207,8 +208,9 @@ class HuggingFaceBackbone(Backbone):
         mask = None
         if is_stored is not None:
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
-        cache = DynamicCache(state.layers or None)
-        with applied(Adaptation.of_shifts(self.maps, conditions.shifts)):
+        stored = list(zip(state.arrays[::2], state.arrays[1::2], strict=True))  # keys and values of each layer
+        cache = DynamicCache(stored or None)
+        with applied(Adaptation(self.maps, conditions.shifts)):
             outputs = self.base(
                 inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
                 attention_mask=mask,
@@ -219,8 +221,7 @@ class HuggingFaceBackbone(Backbone):
         vectors = outputs.last_hidden_state.to(conditions.dtype)
         if conditions.offset is not None:
             vectors = vectors + conditions.offset[:, None]
-        layers = [(layer.keys, layer.values) for layer in cache.layers]
-        return vectors, state.after(layers, lengths)
+        return vectors, state.after([array for layer in cache.layers for array in (layer.keys, layer.values)], lengths)
 
     def footprint(self) -> Footprint:
         """Estimate the stored values from the sizes of the projections and the keys and values of a token."""
@@ -245,3 +246,126 @@ class HuggingFaceBackbone(Backbone):
         zero = torch.zeros(1, self.context_size, device=self.maps.projections[0].weight.device)
         with torch.no_grad():
             return sum(shift.values_per_context() for shift in self.condition(zero).shifts)
+
+
+def new_base(options: HuggingFaceOptions) -> Any:
+    """Return a causal language model of `transformers` with the weights of its base, or with random weights.
+
+    If PyTorch's default device is "meta", the model has no weights. Raise `UserError` if the base is missing, is not a
+    causal language model, or has other weights than training recorded.
+    """
+    source = find_source(options.base) if options.is_pretrained else None
+    library = transformers()
+    if source is None or torch.get_default_device().type == "meta":
+        where = str(source or options)
+        try:
+            config = new_config(options) if source is None else read_config(source)
+            pretrained.check_supported(config, where)
+            with quiet(library):
+                return library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        except UserError:
+            raise
+        except Exception as error:  # architectures refuse sizes with errors of many kinds
+            problem = "created" if source is None else "loaded"
+            raise UserError(f"{where}: cannot be {problem} ({first_line(error)})") from None
+    precision = torch.bfloat16 if options.is_frozen_in_bfloat16 else torch.float32
+    model = _load(source, source.version(), options.base_digest, precision)
+    # All models of this process share the memory of frozen weights.
+    shared = () if options.train_base else model.parameters()
+    memo = {id(parameter): nn.Parameter(parameter.data, requires_grad=False) for parameter in shared}
+    return copy.deepcopy(model, memo)
+
+
+@lru_cache(maxsize=1)
+def _load(source: Source, version: tuple[int, ...], digest: str, precision: torch.dtype) -> Any:
+    """Return the pretrained model with these files, whose digest must be `digest` if it is not empty."""
+    library = transformers()
+    if digest and (actual_digest := source.digest()) != digest:
+        raise wrong_digest_error(source, digest, actual_digest)
+    try:
+        with quiet(library):
+            return library.AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                gguf_file=source.gguf_file,
+                config=read_config(source),
+                dtype=precision,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True if source.gguf_file is None else None,
+                attn_implementation="sdpa",
+            )
+    except ImportError as error:
+        raise missing_package_error(str(source), error.name, "transformers") from None
+    except Exception as error:  # damaged files raise errors of many kinds
+        raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
+
+
+def new_config(options: HuggingFaceOptions) -> Any:
+    """Return the `transformers` config of a new model; raise `UserError` if its architecture or sizes are invalid."""
+    library = transformers()
+    if options.architecture not in (known := pretrained.architectures()):
+        raise UserError(
+            f"unknown {options}{nearest_hint(options.architecture, known)}; expected a causal language model of "
+            "transformers, such as llama, gpt2 or qwen2, or, for a pretrained model, the option base"
+        )
+    if options.hidden_size % 2:
+        raise UserError(f"hidden_size: expected an even number for a new Transformer, got {options.hidden_size}")
+    most_heads = max(1, options.hidden_size // HEAD_SIZE)
+    heads = next(count for count in range(most_heads, 0, -1) if options.hidden_size % (2 * count) == 0)
+    sizes = {
+        "vocab_size": 1,  # the language model has its own embeddings of tokens
+        "hidden_size": options.hidden_size,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": options.hidden_size // heads,
+        "intermediate_size": 16 * round(options.hidden_size * FEED_FORWARD_FACTOR / 16) or 16,
+    }
+    config_class = library.AutoConfig.for_model(options.architecture).__class__
+    config = config_class()
+    names = {name: config_class.attribute_map.get(name, name) for name in sizes}
+    known_sizes = {names[name]: value for name, value in sizes.items() if hasattr(config, names[name])}
+    return config_class(
+        **known_sizes, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
+
+
+def max_positions(config: Any) -> int | None:
+    """Return the largest number of tokens that a model with this config can read; None: any number."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    # With LongRoPE, one text above the original length changes the rotations of all texts of its batch.
+    name = "original_max_position_embeddings" if rope.get("rope_type") == "longrope" else "max_position_embeddings"
+    return int(rope.get(name) or getattr(config, name, None) or 0) or None
+
+
+def input_scale(embeddings: Any) -> float:
+    """Return the factor on the embeddings of tokens, as in Gemma; 1.0 in other models."""
+    return float(getattr(embeddings, "scalar_embed_scale", getattr(embeddings, "embed_scale", 1.0)))
+
+
+def check_computation(model: Any, where: str) -> None:
+    """Raise `UserError` unless the language model `where` computes vectors and logits as models of factorcell do.
+
+    A vector must not depend on later tokens, the cache must have all tokens, and the logits must be those of an output
+    layer after the last vectors.
+    """
+    base, was_training = model.base_model, model.training
+    inputs = torch.ones(1, 3, base.get_input_embeddings().weight.shape[1], dtype=next(base.parameters()).dtype)
+    changed = inputs.clone()
+    changed[:, 2, 0] = 2.0
+    cache = transformers().DynamicCache()
+    try:
+        with torch.no_grad():
+            model.eval()
+            first, second = (base(inputs_embeds=values).last_hidden_state for values in (inputs, changed))
+            base(inputs_embeds=inputs, cache=cache, use_cache=True)
+            logits, expected_logits = model(inputs_embeds=changed).logits, model.get_output_embeddings()(second)
+    except Exception as error:  # architectures without embeddings as inputs or without a cache fail in many ways
+        raise UserError(f"{where}: this architecture is not supported ({first_line(error)})") from None
+    model.train(was_training)
+    if not torch.equal(first[:, :2], second[:, :2]):
+        raise UserError(f"{where}: expected a causal language model, got one that reads later tokens")
+    if not torch.allclose(logits.float(), expected_logits.float(), rtol=0, atol=0.01 * float(logits.abs().max())):
+        raise UserError(f"{where}: expected logits that the output layer computes from the last vectors")
+    if any(getattr(layer, "keys", None) is None or layer.keys.shape[2] != 3 for layer in cache.layers):
+        raise UserError(f"{where}: expected a model with attention to all tokens in each layer")

@@ -1,6 +1,6 @@
 """CUDA graphs of recurrent loops, so that a GPU does not wait for Python between the steps.
 
-A step of `recurrent_loop` is some 25 short kernels, and its backward pass twice as many. Python needs about 10
+A step of `cells.run_loop` is some 25 short kernels, and its backward pass twice as many. Python needs about 10
 microseconds to launch a kernel, and a GPU about 2 to run it. A CUDA graph records the kernels of all steps once, and
 launches them again without Python. This works for every cell, built in or not, with every option.
 
@@ -22,25 +22,24 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from factorcell.nn.backbones.recurrent_loop import (
-    ONE_KERNEL,
-    SEPARATE,
-    UPDATES,
+from factorcell.nn.backbones.cells import (
     CellState,
     RecurrentStep,
-    Update,
     run_loop,
+    update_state,
+    update_state_in_one_kernel,
 )
-from factorcell.nn.kernels import cuda_graphs, gpu, library
-from factorcell.nn.kernels.cuda_graphs import record
+from factorcell.nn.kernels import gpu, library
 from factorcell.nn.kernels.recurrence import ARRAY_FIELDS, RecurrenceInputs
 
 MAX_STEPS = 128  # most steps of a graph; a piece of a longer text is replayed again in the backward pass
@@ -57,6 +56,8 @@ ARRAYS = (*PRODUCT_ARRAYS, *STATE_ARRAYS)
 DIFFERENTIATED = ("input_gates", "zeros", "input_reduced", "norm", "hidden", "memory")
 RESULTS = ("outputs", "last_hidden", "last_memory")
 
+_RECORDING = threading.Lock()  # PyTorch records one graph at a time
+
 log = logging.getLogger(__name__)
 
 Arrays = dict[str, Tensor]
@@ -71,29 +72,18 @@ def bucket_size(count: int) -> int:
 
 @dataclass
 class LoopGraph:
-    """A recorded loop of fixed shapes.
+    """A recorded loop of fixed shapes."""
 
-    Attributes:
-        arrays: The arrays that the loop reads, results, and gradients, all in the buffer of the layer.
-        replay_forward: Computes the results from the arrays.
-        replay_backward: Computes the gradients, after `replay_forward`; None if the loop has no gradients.
-    """
-
-    arrays: Arrays
-    replay_forward: Callable[[], None]
-    replay_backward: Callable[[], None] | None
+    arrays: Arrays  # the arrays that the loop reads, results, and gradients, all in the buffer of the layer
+    replay_forward: Callable[[], None]  # computes the results from the arrays
+    replay_backward: Callable[[], None] | None  # computes the gradients, after `replay_forward`, if there are any
 
 
 class LoopGraphs:
-    """The CUDA graphs of a layer.
+    """The CUDA graphs of a layer; `in_one_kernel`: one Triton kernel computes a step except its products (coupled)."""
 
-    Args:
-        step: The equations of the cell.
-        kernels: What computes a step except its products: a function of `UPDATES`.
-    """
-
-    def __init__(self, step: RecurrentStep, kernels: str = SEPARATE) -> None:
-        self.step, self.kernels = step, kernels
+    def __init__(self, step: RecurrentStep, in_one_kernel: bool = False) -> None:
+        self.step, self.in_one_kernel = step, in_one_kernel
         self.lock = threading.Lock()
         self.has_failed = False
         self.graphs: OrderedDict[Any, LoopGraph] = OrderedDict()
@@ -101,9 +91,9 @@ class LoopGraphs:
         self.pool: Any = None
         self.last_replay: _Replay | None = None  # the forward pass whose intermediate values are in memory
 
-    def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, str]]:
+    def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, bool]]:
         """Copy a layer without its graphs, which belong to addresses."""
-        return LoopGraphs, (self.step, self.kernels)
+        return LoopGraphs, (self.step, self.in_one_kernel)
 
     def supports(self, gates: Tensor) -> bool:
         """Whether `run` supports these gates (B, T, G): on a GPU, not empty, and float32 or bfloat16."""
@@ -124,22 +114,19 @@ class LoopGraphs:
                     return self._run_pieces(arrays, inputs.lengths)
                 except Exception as error:  # errors of the step itself are raised again by the loop
                     self._forget(None)
-                    self.has_failed = self.kernels == SEPARATE
+                    self.has_failed = not self.in_one_kernel
                     remedy = "running it step by step" if self.has_failed else "using separate kernels"
                     log.warning("a loop cannot be recorded in a CUDA graph (%s); %s", error, remedy)
-                    self.kernels = SEPARATE
+                    self.in_one_kernel = False
         return run_loop(self.step, gates, inputs)
 
     @staticmethod
     def _convert(gates: Tensor, inputs: RecurrenceInputs, product_type: torch.dtype) -> OptionalArrays:
         """Return the arrays of the loop by name, each in its type of numbers."""
-        values = dict(zip(ARRAY_FIELDS, inputs.arrays(), strict=True)) | {"input_gates": gates}
+        arrays = replace(inputs, input_gates=gates)
         types = dict.fromkeys(PRODUCT_ARRAYS, product_type) | dict.fromkeys(STATE_ARRAYS, torch.float32)
-        converted: OptionalArrays = {}
-        for name, dtype in types.items():
-            array = values[name]
-            converted[name] = None if array is None else array.to(dtype)
-        return converted
+        values = {name: getattr(arrays, name) for name in types}
+        return {name: None if array is None else array.to(types[name]) for name, array in values.items()}
 
     def _run_pieces(self, arrays: OptionalArrays, lengths: Tensor | None) -> tuple[Tensor, CellState]:
         """Run pieces of at most `MAX_STEPS` steps one after the other."""
@@ -239,10 +226,11 @@ class LoopGraphs:
         arrays = self._allocate(layout, device)
         for name in differentiated:
             arrays[name].requires_grad_()
-        name = SEPARATE if self.kernels == ONE_KERNEL and not gpu.supports(arrays["input_gates"]) else self.kernels
-        loop = _RecordedLoop(self.step, UPDATES[name], arrays, differentiated)
+        in_one_kernel = self.in_one_kernel and gpu.supports(arrays["input_gates"])
+        update = update_state_in_one_kernel if in_one_kernel else update_state
+        loop = _RecordedLoop(self.step, update, arrays, differentiated)
         if device.type == "cuda":  # the first call of a kernel, which may compile it, cannot be recorded
-            with cuda_graphs.on_recording_stream():
+            with on_recording_stream():
                 loop.forward()
                 if differentiated:
                     loop.backward()
@@ -274,17 +262,19 @@ class LoopGraphs:
         self.pool = torch.cuda.graph_pool_handle() if buffer is not None and buffer.is_cuda else None
 
 
+@dataclass(eq=False)
 class _Replay:
     """A replay of the forward pass of a graph."""
 
-    def __init__(self, graph: LoopGraph) -> None:
-        self.graph = graph
+    graph: LoopGraph
 
 
 class _RecordedLoop:
     """The forward and the backward pass of a loop over arrays at fixed addresses."""
 
-    def __init__(self, step: RecurrentStep, update: Update, arrays: Arrays, differentiated: Sequence[str]) -> None:
+    def __init__(
+        self, step: RecurrentStep, update: Callable[..., CellState], arrays: Arrays, differentiated: Sequence[str]
+    ) -> None:
         self.step, self.update, self.arrays, self.differentiated = step, update, arrays, differentiated
         self.results: tuple[Tensor, ...] = ()
 
@@ -393,3 +383,34 @@ def _fill(buffer: Tensor, array: Tensor, axes: str) -> None:
         for axis in range(len(axes)):
             if array.shape[axis] < buffer.shape[axis]:
                 buffer.narrow(axis, array.shape[axis], buffer.shape[axis] - array.shape[axis]).zero_()
+
+
+@cache
+def _recording_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream of all recordings on a GPU: one stream, because PyTorch keeps working memory per stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def on_recording_stream() -> Iterator[None]:
+    """Run kernels on the stream of recordings, after those that are launched already and before all later ones."""
+    stream = _recording_stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def record(work: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Record the kernels that `work` launches in a CUDA graph; return the function that launches them again."""
+    graph = torch.cuda.CUDAGraph()
+    with _RECORDING, on_recording_stream():
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            with suppress(RuntimeError):  # which only says that the recording is not valid
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    return graph.replay

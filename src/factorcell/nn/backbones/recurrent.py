@@ -1,4 +1,7 @@
-"""The recurrent backbone: one or more layers, each a `Cell` with its own adapters."""
+"""The recurrent backbone: one or more layers, each with its own adapters.
+
+Shapes: B texts, T steps, E inputs, H hidden, G columns of all gates, R rank.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,13 +10,140 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from factorcell.adapters.adapters import Shift
-from factorcell.adapters.dropout import apply_dropout
-from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint
-from factorcell.nn.backbones.cells import Cell
-from factorcell.nn.backbones.recurrent_loop import CellState
-from factorcell.nn.kernels.recurrence import PackedWeight
+from factorcell.adapters.adapted_linear import AdaptedLinear
+from factorcell.adapters.adapters import Shift, uniform
+from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout, dropout_mask
+from factorcell.nn.backbones.cells import CellState, Coupled, find_cell, run_loop, run_step
+from factorcell.nn.backbones.loop_graphs import LoopGraphs
+from factorcell.nn.kernels import gpu_recurrence, library
+from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs, run, supports
 from factorcell.options.option_fields import RecurrentOptions
+
+
+class Cell(nn.Module):
+    """One recurrent layer: a `RecurrentStep` with an adapted linear map from [x, h] to its gates.
+
+    Dropout applies to the candidate, with a new mask at every step (Semeniuta et al. 2016). With the option
+    `variational`, it applies instead to the h that the next step reads, with one mask per text (Gal and Ghahramani
+    2016).
+    """
+
+    def __init__(self, options: RecurrentOptions, sizes: BackboneSizes) -> None:
+        """Create a layer whose inputs, context vectors and adapters have these `sizes`."""
+        super().__init__()
+        self.recurrent_step = find_cell(options.cell)()
+        self.dropout, self.variational = options.dropout_recurrent, options.variational
+        self.input_size, self.hidden_size = sizes.inputs, options.hidden_size
+        rows, columns = sizes.inputs + options.hidden_size, self.recurrent_step.gates * options.hidden_size
+        weight = uniform((rows, columns), (6 / (rows + options.hidden_size)) ** 0.5)
+        self.linear = AdaptedLinear(rows, columns, sizes.context, adapt=sizes.adapt, rank=sizes.rank, weight=weight)
+        # The number of normalized values: those of the gates, and of m if there is a memory.
+        norm_size = columns + (options.hidden_size if self.recurrent_step.memory else 0)
+        self.gain = nn.Parameter(torch.ones(norm_size)) if options.layer_norm else None
+        self.offset = nn.Parameter(torch.zeros(norm_size)) if options.layer_norm else None
+        # The compiled code and the GPU kernel support only this class, not its subclasses.
+        self.is_coupled = type(self.recurrent_step) is Coupled
+        self.graphs = LoopGraphs(self.recurrent_step, in_one_kernel=self.is_coupled)
+
+    def pack_weight(self) -> PackedWeight | None:
+        """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""
+        if not (self.is_coupled and library.supports(self.linear.weight)):
+            return None
+        return PackedWeight.of(self.linear.weight[self.input_size :])
+
+    def start(self, batch: int) -> CellState:
+        """Return the state of `batch` texts before the first step: zeros."""
+        zeros = self.linear.weight.new_zeros(batch, self.hidden_size)
+        return CellState(zeros, zeros if self.recurrent_step.memory else zeros[:, :0])
+
+    def forward(
+        self,
+        inputs: Tensor,
+        shift: Shift,
+        state: CellState | None = None,
+        lengths: Tensor | None = None,
+        packed: PackedWeight | None = None,
+    ) -> tuple[Tensor, CellState]:
+        """Read `inputs` (B, T, E); return hidden states (B, T, H) and the last state. In training mode, apply dropout.
+
+        A text ends after `lengths` (B,) steps: from then on its hidden states are zero and its state does not change.
+        """
+        batch, steps, _ = inputs.shape
+        keep = feed = None  # dropout masks of the candidate (T, B, H), and of the h that the next step reads (B, H)
+        if self.training and self.dropout:
+            if self.variational:
+                feed = dropout_mask((batch, self.hidden_size), self.dropout, inputs)
+            else:
+                keep = dropout_mask((steps, batch, self.hidden_size), self.dropout, inputs)
+        arguments = self._recurrence_inputs(inputs, shift, state or self.start(batch))
+        arguments = replace(arguments, keep=keep, feed=feed, lengths=lengths, packed=packed)
+        if self.is_coupled:
+            if supports(arguments):
+                outputs, last_hidden, last_memory = run(arguments)
+                return outputs, CellState(last_hidden, last_memory)
+            is_plain = arguments.norm is None and arguments.scale is None and feed is None
+            gates = arguments.input_gates
+            if is_plain and gpu_recurrence.supports(gates, arguments.weight.to(gates.dtype)):
+                return self._run_on_gpu(arguments)
+        gates = arguments.input_gates + arguments.bias[:, None]
+        if self.graphs.supports(gates):
+            return self.graphs.run(gates, arguments)
+        return run_loop(self.recurrent_step, gates, arguments)
+
+    @staticmethod
+    def _run_on_gpu(arguments: RecurrenceInputs) -> tuple[Tensor, CellState]:
+        """Run the recurrence in the GPU kernel."""
+        is_bfloat16 = library.autocasts_to_bfloat16(arguments.input_gates.device)
+        arguments = arguments.to(torch.bfloat16 if is_bfloat16 else torch.float32)
+        lengths = arguments.lengths
+        outputs, last_memory = gpu_recurrence.run(
+            input_gates=arguments.input_gates + arguments.bias[:, None],
+            input_reduced=arguments.input_reduced,
+            weight=arguments.weight,
+            left=arguments.left,
+            right=arguments.right,
+            keep=arguments.keep,
+            hidden=arguments.hidden,
+            memory=arguments.memory,
+            lengths=lengths,
+        )
+        if lengths is None:
+            return outputs, CellState(outputs[:, -1], last_memory)
+        rows = torch.arange(len(outputs), device=outputs.device)
+        last_hidden = outputs[rows, (lengths - 1).clamp(min=0)]
+        return outputs, CellState(torch.where((lengths > 0)[:, None], last_hidden, arguments.hidden), last_memory)
+
+    def step(self, inputs: Tensor, shift: Shift, state: CellState) -> CellState:
+        """Read one input (B, E) without dropout; return the next state."""
+        return run_step(self.recurrent_step, self._recurrence_inputs(inputs[:, None], shift, state), state)
+
+    def _recurrence_inputs(self, inputs: Tensor, shift: Shift, state: CellState) -> RecurrenceInputs:
+        """Return the arguments of the recurrence over `inputs` (B, T, E) that starts in `state`, without dropout."""
+        # The products of the inputs do not depend on h, so they are computed for all steps at once.
+        input_shift, hidden_shift = self.linear.split(shift, self.input_size)
+        input_gates, right = inputs @ cast(Tensor, input_shift.matrix), hidden_shift.right
+        reduced = None if input_shift.left is None else inputs @ input_shift.left
+        if reduced is not None and right is not None and self.recurrent_step.separate_products:
+            input_gates, reduced = input_gates + reduced @ right, None
+        if input_shift.scale is not None and hidden_shift.scale is not None:
+            # Each step multiplies only its product of h with W by s.
+            input_gates = input_gates * input_shift.scale[:, None]
+            right = None if right is None else right * hidden_shift.scale[:, None]
+        norm = None  # a row (H,) per index of `Norm`
+        if self.gain is not None and self.offset is not None:
+            norm = torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
+        return RecurrenceInputs(
+            input_gates=input_gates,
+            bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1),
+            input_reduced=reduced,
+            weight=cast(Tensor, hidden_shift.matrix),
+            left=hidden_shift.left,
+            right=right,
+            norm=norm,
+            scale=hidden_shift.scale,
+            hidden=state.hidden,
+            memory=state.memory,
+        )
 
 
 class RecurrentState(tuple[CellState, ...]):
@@ -24,25 +154,15 @@ class RecurrentState(tuple[CellState, ...]):
 
     def cat(self, others: Sequence["RecurrentState"]) -> "RecurrentState":
         layers = zip(self, *others, strict=True)
-        return RecurrentState(
-            CellState(torch.cat([state.hidden for state in layer]), torch.cat([state.memory for state in layer]))
-            for layer in layers
-        )
+        return RecurrentState(CellState(*map(torch.cat, zip(*layer, strict=True))) for layer in layers)
 
-    def reserve(self, rows: int) -> "RecurrentStateBuffer":
-        return RecurrentStateBuffer(
-            CellState(*(part.new_empty(rows, part.shape[1]) for part in (state.hidden, state.memory))) for state in self
-        )
+    def reserve(self, rows: int) -> "RecurrentState":
+        return RecurrentState(CellState(*(part.new_empty(rows, part.shape[1]) for part in layer)) for layer in self)
 
-
-class RecurrentStateBuffer(RecurrentState):
-    """Preallocated states of many texts; `put` stores the states of a few texts."""
-
-    def put(self, first: int, state: RecurrentState) -> None:
-        for layer_buffer, layer_state in zip(self, state, strict=True):
-            rows = slice(first, first + len(layer_state.hidden))
-            layer_buffer.hidden[rows] = layer_state.hidden
-            layer_buffer.memory[rows] = layer_state.memory
+    def put(self, first: int, state: "RecurrentState") -> None:
+        for layer_buffer, layer in zip(self, state, strict=True):
+            for buffer, part in zip(layer_buffer, layer, strict=True):
+                buffer[first : first + len(part)] = part
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ PyTorch.
 Shapes: N texts, V vocabulary, D size of a vector, C contexts, S tokens per text, M forbidden pairs of text and token.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signature import checked_shape
-from factorcell.nn.kernels.signatures import DRAWING, SOFTMAX
+from factorcell.nn.kernels.signatures import DRAWING, SOFTMAX, checked_shape
 
 
 @dataclass(frozen=True)
@@ -33,16 +31,11 @@ class PackedTable:
         """Pack a copy of `table` for the current instruction set and precision."""
         size, width = checked_shape("table", table, 2)
         is_bfloat16, instruction_set = library.uses_bfloat16(), library.instruction_set()
-        rows, texts, parts, next_job = 0, 1, 1, 0
-        numbers = (rows, size, width, texts, parts, library.thread_count(size), int(is_bfloat16), next_job)
-        structure = SOFTMAX.checked_arguments(numbers, {})
-        packed = torch.empty(
-            library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set)
-        )
+        numbers = {"size": size, "width": width, "texts": 1, "parts": 1, "half": int(is_bfloat16)}
+        numbers["threads"] = library.thread_count(size)
+        packed = torch.empty(library.size_of("packed_table", SOFTMAX.checked_arguments(numbers, {}), instruction_set))
         arrays = {**library.dense_arrays(table=table), "packed": packed}
-        library.call(
-            "softmax_pack", SOFTMAX.checked_arguments(numbers, arrays, "packing", packed=len(packed)), instruction_set
-        )
+        library.call("softmax_pack", SOFTMAX.checked_arguments(numbers, arrays, len(packed)), instruction_set)
         return cls(packed, size, width, is_bfloat16, instruction_set)
 
 
@@ -112,22 +105,22 @@ def next_tokens(
         than S tokens, the others are `forbidden.end` with a log probability of -inf.
     """
     if isinstance(request, SampleRequest):
-        sampling = request
+        sampling, count = request, checked_shape("places", request.places, 2)[1]
     else:
-        # Only the number of columns of `places` matters: the compiled code receives no places.
-        sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
-    _, count = checked_shape("places", sampling.places, 2)
-    ends = torch.bincount(forbidden.rows, minlength=len(values)).cumsum(0)
+        sampling, count = None, min(request.count, table.size)
     banned = torch.tensor(forbidden.banned, dtype=torch.int64)
     tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
-    sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(forbidden.tokens))
-    threads, next_job = library.thread_count(len(values)), 0
-    numbers = (*sizes, sampling.top_k, forbidden.end, threads, int(table.is_bfloat16), next_job)
-    arrays = library.dense_arrays(values=values, bias=bias, packed=table.packed, log_probs=log_probs)
-    arrays |= {"context": context, "banned": banned, "ends": ends, "forbidden": forbidden.tokens}
-    arrays["tokens"] = tokens
-    arrays["places"] = request.places if isinstance(request, SampleRequest) else None
-    doubles = (sampling.temperature, sampling.top_p)
-    arguments = DRAWING.checked_arguments(numbers, arrays, "next tokens", packed=len(table.packed), doubles=doubles)
+    numbers = {"texts": len(values), "size": table.size, "width": table.width, "contexts": len(bias), "count": count}
+    numbers |= {"banned_count": len(banned), "forbidden_count": len(forbidden.tokens), "end": forbidden.end}
+    numbers |= {"threads": library.thread_count(len(values)), "half": int(table.is_bfloat16)}
+    arrays = library.dense_arrays(values=values, bias=bias)
+    arrays |= {"packed": table.packed, "context": context, "banned": banned, "forbidden": forbidden.tokens}
+    arrays["ends"] = torch.bincount(forbidden.rows, minlength=len(values)).cumsum(0)
+    arrays |= {"tokens": tokens, "log_probs": log_probs}
+    doubles = {"temperature": 1.0, "top_p": 1.0}
+    if sampling is not None:
+        arrays["places"], numbers["top_k"] = sampling.places, sampling.top_k
+        doubles = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    arguments = DRAWING.checked_arguments(numbers, arrays, len(table.packed), **doubles)
     library.call("drawing", arguments, table.instruction_set)
     return tokens, log_probs

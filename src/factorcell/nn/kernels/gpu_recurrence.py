@@ -65,21 +65,9 @@ def run(
     memory: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the recurrence.
+    """Return h (B, T, H) and the last m (B, H); the arguments are those of `RecurrenceInputs`, with b in `input_gates`.
 
-    Args:
-        input_gates: What the inputs contribute to the gates, plus the bias (B, T, 3H).
-        input_reduced: What the inputs contribute to z (B, T, R).
-        weight: W (H, 3H).
-        left: L (B, H, R).
-        right: R (B, R, 3H).
-        keep: Dropout factors (T, B, H) on the candidate tanh(i).
-        hidden: First h (B, H).
-        memory: First m (B, H).
-        lengths: Steps of each text (B,). After them m does not change, h is zero, and gradients are zero.
-
-    Returns:
-        Hidden states (B, T, H) and the last memory (B, H).
+    After the `lengths` of a text m does not change, h is zero, and gradients are zero.
     """
     left_t = None if left is None else left.transpose(-2, -1)  # L^T (B, R, H)
     arrays = input_gates, input_reduced, weight, left_t, right, keep, hidden, memory, lengths

@@ -35,20 +35,7 @@ def run(
     keep: Tensor | None,
     is_inside: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a step.
-
-    Args:
-        gates: What the inputs contribute to the gates (B, 3H).
-        product: What h contributes to the gates (B, 3H), float32 or bfloat16; all other arrays are float32.
-        hidden: h before the step (B, H).
-        memory: m before the step (B, H).
-        norm: Layer normalization (8, H): gains of i, f, o and m, then their offsets.
-        keep: Dropout factors (B, H).
-        is_inside: Whether each text (B,) has this step.
-
-    Returns:
-        h and m after the step.
-    """
+    """Return h and m (B, H) after a step, as `cells.update_state`; `product` may be in bfloat16."""
     result: tuple[Tensor, Tensor] = _Step.apply(gates, product, hidden, memory, norm, keep, is_inside)  # type: ignore[no-untyped-call]
     return result
 

@@ -27,8 +27,7 @@ BFLOAT16_VARIANTS = ("avx512_bf16", "amx")  # instruction sets that multiply bfl
 
 FLOATS = (torch.float32, torch.bfloat16)  # accepted element types; bfloat16 arrays come from autocast
 
-# Options of mallopt by name: the number of the option, and its value in bytes.
-MALLOC = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20), "M_MMAP_THRESHOLD": (-3, 32 << 20)}
+MALLOC = ((-1, 1 << 30), (-2, 64 << 20), (-3, 32 << 20))  # options of mallopt (trim, pad, mmap) and values in bytes
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +35,14 @@ log = logging.getLogger(__name__)
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled code; if it is missing, log a warning once and return None."""
-    if LIBRARY.exists():
-        try:
-            loaded = ctypes.CDLL(str(LIBRARY))
-        except OSError as error:
-            log.warning("%s cannot be loaded (%s); using plain PyTorch, which is slower", LIBRARY, error)
-            return None
-        loaded.factorcell_packed_table.restype = ctypes.c_int64
-        loaded.factorcell_packed_weight.restype = ctypes.c_int64
-        loaded.factorcell_softmax_room.restype = ctypes.c_int64
-        return loaded
-    log.warning(
-        "no compiled kernels (the installation builds them if there is a C++ compiler); using plain PyTorch, which is "
-        "slower"
-    )
-    return None
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:  # the installation builds the library only if there is a C++ compiler
+        log.warning("no compiled kernels (%s); using plain PyTorch, which is slower", error)
+        return None
+    for name in ("packed_table", "packed_weight", "softmax_room"):  # sizes in floats
+        getattr(loaded, f"factorcell_{name}").restype = ctypes.c_int64
+    return loaded
 
 
 def variant() -> str | None:
@@ -64,15 +56,8 @@ def variant() -> str | None:
 
 
 def instruction_set() -> int:
-    """Return the number of the instruction set that the compiled code uses.
-
-    Raises:
-        ValueError: The compiled code is missing or disabled.
-    """
-    name = variant()
-    if name is None:
-        raise ValueError("the compiled kernels are missing or switched off; call `supports` first")
-    return VARIANTS.index(name)
+    """Return the number of the instruction set that the compiled code uses; call `supports` first."""
+    return VARIANTS.index(variant() or "")
 
 
 def supports(*arrays: Tensor) -> bool:
@@ -90,17 +75,15 @@ def retain_freed_memory() -> None:
     """
     if os.name == "nt":
         return  # Windows has no glibc, and cannot open the process itself as a library
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in MALLOC.values():
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for option, value in MALLOC:
             mallopt(option, value)
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager in which matrix products on `device` multiply numbers of the type `name`.
 
-    `name` is float32, bfloat16, or auto. With auto the type is float32 until the faster type has been measured. Sums of
-    products are float32.
+    `name` is float32 or bfloat16; sums of products are float32.
     """
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
@@ -141,31 +124,18 @@ def thread_count(jobs: int) -> int:
 
 
 def call(function: str, arguments: ctypes.Structure, instruction_set: int, *flags: bool) -> None:
-    """Call a compiled function.
-
-    Args:
-        function: The name of the function without the prefix `factorcell_`.
-        arguments: The result of `Signature.checked_arguments`.
-        instruction_set: The number of the instruction set.
-        *flags: Further arguments, such as whether to run backward.
+    """Call a compiled function, whose `arguments` are checked; `flags` are others, such as whether to run backward.
 
     Raises:
-        ValueError: The processor does not support the instruction set, or the compiled code is missing.
         MemoryError: The function cannot allocate its working memory.
     """
-    compiled = require_library()
-    highest = compiled.factorcell_best()
-    if not 0 <= instruction_set <= highest:
-        raise ValueError(f"{function}: instruction set {instruction_set}; expected 0 to {highest} on this processor")
-    compiled_function = getattr(compiled, f"factorcell_{function}")
-    has_failed = compiled_function(ctypes.byref(arguments), *map(int, flags), instruction_set)
-    if has_failed:
+    if size_of(function, arguments, instruction_set, *flags):
         raise MemoryError(f"not enough memory for the compiled {function}")
 
 
-def require_library() -> ctypes.CDLL:
-    """Return the compiled code; raise `ValueError` if it is missing."""
-    compiled = library()
-    if compiled is None:
-        raise ValueError("the compiled kernels are missing; call `supports` first")
-    return compiled
+def size_of(function: str, arguments: ctypes.Structure, instruction_set: int, *flags: bool) -> int:
+    """Return the result of a compiled function that computes the size of an array in floats."""
+    result: int = getattr(library(), f"factorcell_{function}")(
+        ctypes.byref(arguments), *map(int, flags), instruction_set
+    )
+    return result

@@ -12,7 +12,6 @@ x.
 Shapes: B texts, T steps, H hidden, R rank.
 """
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -22,16 +21,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signature import checked_shape
-from factorcell.nn.kernels.signatures import RECURRENCE
+from factorcell.nn.kernels.signatures import RECURRENCE, checked_shape
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """W (H, 3H), copied to the memory layouts that the compiled forward and backward passes read.
+    """W (H, 3H) in the memory layouts that the compiled passes read, which saves each call the time of packing it.
 
-    A caller that passes it to many calls saves the time in which each call would pack W itself. The layouts depend on
-    the `instruction_set`, and on whether products are in bfloat16.
+    The layouts depend on the `instruction_set`, and on whether products are in bfloat16.
     """
 
     forward: Tensor
@@ -45,20 +42,19 @@ class PackedWeight:
         instruction_set, is_bfloat16 = library.instruction_set(), library.uses_bfloat16()
         dense_weight = weight.detach().float().contiguous()
         hidden, _ = checked_shape("weight", dense_weight, 2)
-        sequences, steps, rank, threads, next_job = 1, 1, 0, 1, 0
-        numbers = (sequences, steps, hidden, rank, threads, int(is_bfloat16), next_job)
+        numbers = {"sequences": 1, "steps": 1, "hidden": hidden, "threads": 1, "half": int(is_bfloat16)}
 
         def pack(*, backward: bool) -> Tensor:
-            packed = torch.empty(_packed_size(numbers, backward, instruction_set))
+            packed = torch.empty(_packed_size(numbers, instruction_set, backward))
             arrays = {"weight": dense_weight, "packed": packed}
-            arguments = RECURRENCE.checked_arguments(numbers, arrays, "packing", packed=len(packed))
+            arguments = RECURRENCE.checked_arguments(numbers, arrays, len(packed))
             library.call("recurrence_pack", arguments, instruction_set, backward)
             return packed
 
         return cls(pack(backward=False), pack(backward=True), instruction_set, is_bfloat16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecurrenceInputs:
     """Arguments of the recurrence.
 
@@ -81,26 +77,23 @@ class RecurrenceInputs:
 
     input_gates: Tensor
     bias: Tensor
-    input_reduced: Tensor | None
+    input_reduced: Tensor | None = None
     weight: Tensor
-    left: Tensor | None
-    right: Tensor | None
-    keep: Tensor | None
-    norm: Tensor | None
-    scale: Tensor | None
-    feed: Tensor | None
+    left: Tensor | None = None
+    right: Tensor | None = None
+    keep: Tensor | None = None
+    norm: Tensor | None = None
+    scale: Tensor | None = None
+    feed: Tensor | None = None
     hidden: Tensor
     memory: Tensor
-    lengths: Tensor | None
+    lengths: Tensor | None = None
     packed: PackedWeight | None = None
 
     def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all arrays except `lengths` converted to `dtype`."""
-        arrays = {name: getattr(self, name) for name in ARRAY_FIELDS}
-        converted = {
-            name: array.to(dtype) for name, array in arrays.items() if array is not None and array.dtype != torch.long
-        }
-        return replace(self, **converted)
+        arrays = zip(ARRAY_FIELDS, self.arrays(), strict=True)
+        return replace(self, **{name: x.to(dtype) for name, x in arrays if x is not None and x.dtype != torch.long})
 
     def arrays(self) -> tuple[Tensor | None, ...]:
         """Return all fields except `packed`, in their order."""
@@ -138,114 +131,79 @@ def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
     return result
 
 
-def _call(
-    arrays: Mapping[str, Tensor | None], rank: int, *, backward: bool, is_bfloat16: bool, instruction_set: int
-) -> None:
-    """Check `arrays` and call the compiled recurrence in one direction."""
-    gates_name = "gates" if backward else "input_gates"
-    batch, steps, gate_columns = checked_shape(gates_name, cast(Tensor, arrays[gates_name]), 3)
-    hidden, next_job = gate_columns // 3, 0
-    numbers = (batch, steps, hidden, rank, library.thread_count(batch), int(is_bfloat16), next_job)
-    packed_size = _packed_size(numbers, backward, instruction_set) if arrays.get("packed") is not None else 0
-    direction = "backward" if backward else "forward"
-    cases = [direction]
-    if rank > 0:
-        cases.append(f"{direction} with a rank")
-    if arrays.get("norm") is not None:
-        cases.append(f"{direction} with normalization")
-    arguments = RECURRENCE.checked_arguments(numbers, arrays, *cases, packed=packed_size)
-    library.call("recurrence", arguments, instruction_set, backward)
-
-
-def _packed_size(numbers: tuple[int, ...], backward: bool, instruction_set: int) -> int:
-    """Return the number of floats of a packed W, given the integer fields `numbers` of `RECURRENCE`."""
+def _packed_size(numbers: Mapping[str, int], instruction_set: int, backward: bool) -> int:
+    """Return the number of floats of a packed W."""
     structure = RECURRENCE.checked_arguments(numbers, {})
-    size: int = library.require_library().factorcell_packed_weight(
-        ctypes.byref(structure), int(backward), instruction_set
-    )
-    return size
+    return library.size_of("packed_weight", structure, instruction_set, backward)
 
 
-def _rank(left: Tensor | None) -> int:
-    """Return the rank of L (B, H, R), or 0 without L."""
-    if left is None:
-        return 0
-    _, _, rank = checked_shape("left", left, 3)
-    return rank
-
-
-def _arrays_for_compiled_code(is_bfloat16: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Return `arrays` with the names and the element types that the compiled code expects."""
-    compiled_names = {"hidden": "first_hidden", "memory": "first_memory"}
-    bfloat16_names = ("input_gates", "left", "right") if is_bfloat16 else ()
-    dtypes = {name: torch.bfloat16 if name in bfloat16_names else torch.float32 for name in arrays}
-    return {
-        compiled_names.get(name, name): None if array is None else library.convert_array(array, dtypes[name])
-        for name, array in arrays.items()
-    }
+def _call(
+    arrays: Mapping[str, Tensor | None],
+    results: Mapping[str, Tensor],
+    sizes: tuple[int, int, int, int],
+    *,
+    packed: Tensor | None,
+    is_bfloat16: bool,
+    instruction_set: int,
+    backward: bool,
+) -> tuple[Tensor, ...]:
+    """Compute `results` in compiled code from `arrays`, named as in `RecurrenceInputs`; `sizes` are B, T, H and R."""
+    half = torch.bfloat16 if is_bfloat16 else torch.float32
+    dense: dict[str, Tensor | None] = {"packed": packed}
+    for name, array in arrays.items():
+        dtype = half if name in ("input_gates", "left", "right") else torch.float32
+        compiled_name = f"first_{name}" if name in ("hidden", "memory") else name
+        dense[compiled_name] = None if array is None else library.convert_array(array, dtype)
+    dense |= {name: array if array.numel() else None for name, array in results.items()}
+    numbers = dict(zip(("sequences", "steps", "hidden", "rank"), sizes, strict=True))
+    numbers |= {"threads": library.thread_count(sizes[0]), "half": int(is_bfloat16)}
+    packed_size = 0 if packed is None else _packed_size(numbers, instruction_set, backward)
+    library.call("recurrence", RECURRENCE.checked_arguments(numbers, dense, packed_size), instruction_set, backward)
+    return tuple(results.values())
 
 
 def _forward(
-    inputs: Mapping[str, Tensor | None],
-    needs_backward: bool,
-    is_bfloat16: bool,
-    instruction_set: int,
-    packed: Tensor | None = None,
+    inputs: Mapping[str, Tensor | None], needs_backward: bool, packed: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, ...]:
-    """Run the forward pass on `inputs`, the arrays of `RecurrenceInputs`.
+    """Return h (B, T, H), the last h and m (B, H), then m, the gates, z, and 1 / deviation for the backward pass.
 
-    Returns:
-        h (B, T, H), the last h and m (B, H), then arrays for the backward pass: m, the gates, z, and 1 / deviation of
-        the layer normalization, each with shape (B, T, width), or (B, 0, width) without `needs_backward`.
+    Arrays for the backward pass have the shape (B, T, width), or (B, 0, width) without `needs_backward`.
     """
-    weight, rank = cast(Tensor, inputs["weight"]), _rank(inputs["left"])
+    weight, left = cast(Tensor, inputs["weight"]), inputs["left"]
     batch, steps, _ = checked_shape("input_gates", cast(Tensor, inputs["input_gates"]), 3)
-    hidden, _ = checked_shape("weight", weight, 2)
+    hidden, rank = len(weight), 0 if left is None else checked_shape("left", left, 3)[2]
     saved_steps = steps if needs_backward else 0
     results = {"outputs": weight.new_empty(batch, steps, hidden)}
     results |= {name: weight.new_empty(batch, hidden) for name in ("last_hidden", "last_memory")}
     widths = {"memories": hidden, "gates": 3 * hidden, "reduced": rank, "inverse": 0 if inputs["norm"] is None else 3}
     results |= {name: weight.new_empty(batch, saved_steps, width) for name, width in widths.items()}
-    nonempty_results = {name: array if array.numel() else None for name, array in results.items()}
-    arrays = {**_arrays_for_compiled_code(is_bfloat16, inputs), "packed": packed, **nonempty_results}
-    _call(arrays, rank, backward=False, is_bfloat16=is_bfloat16, instruction_set=instruction_set)
-    return tuple(results.values())
+    return _call(inputs, results, (batch, steps, hidden, rank), packed=packed, backward=False, **options)
 
 
-def _backward(
-    inputs: Mapping[str, Tensor | None], is_bfloat16: bool, instruction_set: int, packed: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    """Run the backward pass.
+def _backward(inputs: Mapping[str, Tensor | None], packed: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+    """Return gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` (B, 8, H).
 
     `inputs` are the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of the loss
     with respect to h, the last h and the last m.
-
-    Returns:
-        Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` per text (B, 8,
-        H).
     """
-    weight, gates, rank = cast(Tensor, inputs["weight"]), cast(Tensor, inputs["gates"]), _rank(inputs["left"])
-    batch, steps, hidden = *gates.shape[:2], weight.shape[0]
+    gates, left = cast(Tensor, inputs["gates"]), inputs["left"]
+    batch, steps, columns = gates.shape
+    hidden, rank = columns // 3, 0 if left is None else left.shape[2]
     results = {
-        "input_gates_gradient": torch.empty_like(gates, dtype=torch.bfloat16 if is_bfloat16 else torch.float32),
-        "bias_gradient": gates.new_empty(batch, 3 * hidden),
+        "input_gates_gradient": torch.empty_like(
+            gates, dtype=torch.bfloat16 if options["is_bfloat16"] else torch.float32
+        ),
+        "bias_gradient": gates.new_empty(batch, columns),
         "reduced_gradient": gates.new_empty(batch, steps, rank),
         "first_hidden_gradient": gates.new_empty(batch, hidden),
         "first_memory_gradient": gates.new_empty(batch, hidden),
         "norm_gradient": gates.new_empty(batch, 0 if inputs["norm"] is None else 8, hidden),
     }
-    nonempty_results = {name: array if array.numel() else None for name, array in results.items()}
-    arrays = {**_arrays_for_compiled_code(is_bfloat16, inputs), "packed": packed, **nonempty_results}
-    _call(arrays, rank, backward=True, is_bfloat16=is_bfloat16, instruction_set=instruction_set)
-    return tuple(results.values())
+    return _call(inputs, results, (batch, steps, hidden, rank), packed=packed, backward=True, **options)
 
 
 class _Recurrence(torch.autograd.Function):
-    """The autograd function of the recurrence.
-
-    In the backward pass, the kernel runs through the steps in reverse. Matrix products over all steps then give the
-    gradients of W, L and R.
-    """
+    """The autograd function of the recurrence; products over all steps give the gradients of W, L and R."""
 
     @staticmethod
     def forward(
@@ -258,12 +216,11 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         inputs = dict(zip(ARRAY_FIELDS, arrays, strict=True))
         packed_forward, packed_backward = packed
-        outputs, last_hidden, last_memory, *saved = _forward(
-            inputs, needs_backward, is_bfloat16, instruction_set, packed_forward
-        )
+        options = {"is_bfloat16": is_bfloat16, "instruction_set": instruction_set}
+        outputs, last_hidden, last_memory, *saved = _forward(inputs, needs_backward, packed_forward, **options)
         ctx.save_for_backward(*arrays[WEIGHT_INDEX:], outputs, *saved, packed_backward)
         ctx.set_materialize_grads(False)
-        ctx.is_bfloat16, ctx.instruction_set = is_bfloat16, instruction_set
+        ctx.options = options
         ctx.dtype, ctx.has_reduced = cast(Tensor, inputs["input_gates"]).dtype, inputs["input_reduced"] is not None
         return outputs, last_hidden, last_memory
 
@@ -273,29 +230,23 @@ class _Recurrence(torch.autograd.Function):
         *arrays, outputs, memories, gates, reduced, inverse, packed = ctx.saved_tensors
         weight, left, right, _, norm, scale, feed, hidden, *_ = arrays
         inputs = dict(zip(ARRAY_FIELDS[WEIGHT_INDEX:], arrays, strict=True))
-        inputs |= {
-            "outputs": outputs,
-            "memories": memories,
-            "gates": gates,
-            "inverse": inverse if norm is not None else None,
-        }
-        inputs |= dict(
-            zip(("outputs_gradient", "last_hidden_gradient", "last_memory_gradient"), gradients, strict=True)
-        )
-        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(
-            inputs, ctx.is_bfloat16, ctx.instruction_set, packed
-        )
+        inputs |= {"outputs": outputs, "memories": memories, "gates": gates}
+        inputs["inverse"] = None if norm is None else inverse
+        gradient_names = ("outputs_gradient", "last_hidden_gradient", "last_memory_gradient")
+        inputs |= dict(zip(gradient_names, gradients, strict=True))
+        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(inputs, packed, **ctx.options)
+        is_bfloat16 = ctx.options["is_bfloat16"]
         previous_hidden = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
         if feed is not None:
             previous_hidden = previous_hidden * feed[:, None]
         of_product, of_scale = of_gates, None
         if scale is not None:
-            products = library.product(previous_hidden.flatten(0, 1), weight, ctx.is_bfloat16).view_as(of_gates)
+            products = library.product(previous_hidden.flatten(0, 1), weight, is_bfloat16).view_as(of_gates)
             of_scale = (of_gates * products).sum(1)
             of_product = (of_gates * scale[:, None]).to(of_gates.dtype)
         of_weight = None
         if ctx.needs_input_grad[LEADING_ARGUMENTS + WEIGHT_INDEX]:  # not in online learning, where W is fixed
-            of_weight = library.product(previous_hidden.flatten(0, 1).T, of_product.flatten(0, 1), ctx.is_bfloat16)
+            of_weight = library.product(previous_hidden.flatten(0, 1).T, of_product.flatten(0, 1), is_bfloat16)
         of_left = None if left is None else (previous_hidden.transpose(1, 2) @ of_reduced).to(left.dtype)
         of_right = None if right is None else (reduced.transpose(1, 2).to(of_gates.dtype) @ of_gates).to(right.dtype)
         array_gradients = {

@@ -1,113 +1,219 @@
-"""Signatures of all compiled functions.
+"""The arguments of all compiled functions, and their checks before each call.
 
-Each signature lists the fields of a structure of native/kernels.h in their order; shapes use the letters of that file.
+Compiled code does not check its arguments: with a wrong length or an id outside a table it would access other memory.
+A `Signature` lists the fields of a structure of native/kernels.h. Shapes use the letters of that file: "B T 3H" means
+an array of B x T x (3 times H) numbers, and a question mark an array that may be missing.
 """
 
-from factorcell.nn.kernels.signature import MAX_SIZE, Array, Number, Signature
+import ctypes
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-FLAG, THREADS = Number(high=1), Number(low=1, high=1 << 16)
-NEXT = Number(high=0)  # a counter of the compiled function, which must be zero before the call
-SHARED = {"threads": THREADS, "half": FLAG, "next": NEXT}
+import torch
+from torch import Tensor
+
+CPU = torch.device("cpu")
+SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
+MAX_NUMBER = 2**31 - 2  # largest valid number, because compiled code stores ids of tokens and hypotheses in 32 bits
+DTYPES = {
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Array:
+    """A dense array field of a structure.
+
+    Args:
+        shape: The dimensions in letters, such as "B T 3H"; with a question mark at the end, the array may be missing.
+        element: The element type, a key of `DTYPES`, or "half": bfloat16 if products are in bfloat16, else float.
+        upto: The letter of the size that is the largest valid integer in the array.
+        below: The letter of the size that all integers in the array must be less than.
+    """
+
+    shape: str
+    element: str = "float"
+    upto: str = ""
+    below: str = ""
+
+    @cached_property
+    def dimensions(self) -> list[tuple[int, str]]:
+        """The factor and the letter of each dimension: 3 and "H" for 3H, 8 and "" for 8."""
+        letters = [(part, part.lstrip(string.digits)) for part in self.shape.removesuffix("?").split()]
+        return [(int(part.removesuffix(letter) or 1), letter) for part, letter in letters]
+
+
+class Signature:
+    """A C structure of native/kernels.h, with the sizes and types of its arrays.
+
+    Args:
+        name: The name that error messages use.
+        numbers: The integer fields in the order of the structure, such as "rows=N" if N stands for it in shapes.
+        arrays: The array fields, in the order of the structure.
+        positive: The names of numbers that must not be 0.
+        pointers: The pointer fields between numbers and arrays, which are not checked.
+        doubles: The float fields, at the front of the structure.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        numbers: str,
+        arrays: Mapping[str, Array],
+        *,
+        positive: str = "",
+        pointers: tuple[str, ...] = (),
+        doubles: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.arrays, self.positive = name, arrays, positive.split()
+        # The letter in shapes that stands for each number; numbers without a letter stand for themselves.
+        self.letters = {name: letter or name for name, _, letter in (part.partition("=") for part in numbers.split())}
+        fields: list[tuple[str, Any]] = [(name, ctypes.c_double) for name in doubles]
+        fields += [(name, ctypes.c_int64) for name in self.letters]
+        fields += [(name, ctypes.c_void_p) for name in (*pointers, *arrays)]
+        self.structure: Any = type(f"_{name.title()}", (ctypes.Structure,), {"_fields_": fields})
+
+    def checked_arguments(
+        self, numbers: Mapping[str, int], arrays: Mapping[str, Tensor | None], packed: int = 0, **doubles: float
+    ) -> Any:
+        """Return the structure of these fields; raise `ValueError` if one is invalid or missing.
+
+        Numbers that are not among `numbers` are 0; `packed` is the valid length of the array of this name. The caller
+        must keep the arrays alive while it uses the structure.
+        """
+        sizes = {**self.sizes(numbers), "packed": packed}
+        return self.structure(**numbers, **doubles, **self.checked_addresses(sizes, arrays))
+
+    def sizes(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Return integer fields by letter, or by name without a letter; raise `ValueError` if one is out of range."""
+        sizes = {self.letters[name]: value for name, value in numbers.items()}
+        for name, value in numbers.items():
+            low, high = int(name in self.positive), sizes["V"] - 1 if name == "end" else MAX_NUMBER
+            if not low <= value <= high:
+                raise ValueError(f"{self.name}: {name} is {value}; expected {low} to {high}")
+        return sizes
+
+    def checked_addresses(self, sizes: Mapping[str, int], arrays: Mapping[str, Tensor | None]) -> dict[str, int]:
+        """Return the addresses of `arrays`, whose letters stand for `sizes`; raise `ValueError` if one is invalid."""
+        addresses = {}
+        for name, array in arrays.items():
+            field = self.arrays[name]
+            shape = [factor * sizes[letter] if letter else factor for factor, letter in field.dimensions]
+            if array is None:
+                if not field.shape.endswith("?") and 0 not in shape:
+                    raise ValueError(f"{self.name}: {name} is missing; expected {tuple(shape)} ({field.shape})")
+                continue
+            element = field.element
+            if element == "half":
+                element = "bfloat16" if sizes["half"] else "float"
+            if (
+                not isinstance(array, Tensor)
+                or array.dtype != DTYPES[element]
+                or list(array.shape) != shape
+                or not array.is_contiguous()
+                or array.device != CPU
+            ):
+                expected = f"{_dtype_name(DTYPES[element])} {tuple(shape)}, dense, on {CPU}: ({field.shape.strip('?')})"
+                raise ValueError(f"{self.name}: {name} is {_describe(array)}; expected {expected}")
+            if largest := field.upto or field.below:
+                self._check_range(name, array, sizes[largest] - bool(field.below))
+            addresses[name] = array.data_ptr()
+        return addresses
+
+    def _check_range(self, name: str, array: Tensor, largest: int) -> None:
+        """Raise `ValueError` unless all integers in `array` are from 0 to `largest`."""
+        # `torch.aminmax` returns the smallest and the largest integer; of a small array, all integers are listed.
+        values = array.tolist() if array.numel() < SMALL_ARRAY else torch.aminmax(array)
+        invalid = [value for value in map(int, values) if not 0 <= value <= largest]
+        if invalid:
+            raise ValueError(f"{self.name}: {name} contains {invalid[0]}; expected 0 to {largest}")
+
+
+def checked_shape(name: str, array: Tensor, dimensions: int) -> torch.Size:
+    """Return the shape of `array`; raise `ValueError` with this `name` unless it has this number of `dimensions`."""
+    if not isinstance(array, Tensor) or array.dim() != dimensions:
+        raise ValueError(f"{name} is {_describe(array)}; expected {dimensions} dimensions")
+    return array.shape
+
+
+def _describe(array: Any) -> str:
+    if not isinstance(array, Tensor):
+        return f"a {type(array).__name__}"
+    density = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"
+    return f"{_dtype_name(array.dtype)} {tuple(array.shape)}, {density}, on {array.device}"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
 
 RECURRENCE = Signature(
     "recurrence",
-    {
-        "sequences": Number("B", 1),
-        "steps": Number("T", 1),
-        "hidden": Number("H", 1),
-        "rank": Number("R"),
-        **SHARED,
-    },
+    "sequences=B steps=T hidden=H rank=R threads half next",
     {
         "input_gates": Array("B T 3H", "half"),
         "bias": Array("B 3H"),
-        "input_reduced": Array("B T R"),
+        "input_reduced": Array("B T R?"),
         "weight": Array("H 3H"),
-        "packed": Array("packed"),
+        "packed": Array("packed?"),
         "left": Array("B H R", "half"),
         "right": Array("B R 3H", "half"),
-        "keep": Array("T B H"),
-        "norm": Array("8 H"),
-        "scale": Array("B 3H"),
-        "feed": Array("B H"),
+        "keep": Array("T B H?"),
+        "norm": Array("8 H?"),
+        "scale": Array("B 3H?"),
+        "feed": Array("B H?"),
         "first_hidden": Array("B H"),
         "first_memory": Array("B H"),
-        "lengths": Array("B", "int64", upto="T"),
+        "lengths": Array("B?", "int64", upto="T"),
         "outputs": Array("B T H"),
         "last_hidden": Array("B H"),
         "last_memory": Array("B H"),
-        "memories": Array("B T H"),
-        "gates": Array("B T 3H"),
-        "reduced": Array("B T R"),
-        "inverse": Array("B T 3"),
-        "outputs_gradient": Array("B T H"),
-        "last_hidden_gradient": Array("B H"),
-        "last_memory_gradient": Array("B H"),
+        "memories": Array("B T H?"),
+        "gates": Array("B T 3H?"),
+        "reduced": Array("B T R?"),
+        "inverse": Array("B T 3?"),
+        "outputs_gradient": Array("B T H?"),
+        "last_hidden_gradient": Array("B H?"),
+        "last_memory_gradient": Array("B H?"),
         "input_gates_gradient": Array("B T 3H", "half"),
         "bias_gradient": Array("B 3H"),
         "reduced_gradient": Array("B T R"),
         "first_hidden_gradient": Array("B H"),
         "first_memory_gradient": Array("B H"),
-        "norm_gradient": Array("B 8 H"),
+        "norm_gradient": Array("B 8 H?"),
     },
-    {
-        "packing": "weight",
-        "forward": "input_gates bias weight first_hidden first_memory outputs last_hidden last_memory",
-        "forward with a rank": "left right",
-        "forward with normalization": "norm",
-        "backward": (
-            "weight first_memory outputs memories gates"
-            " input_gates_gradient bias_gradient first_hidden_gradient first_memory_gradient"
-        ),
-        "backward with a rank": "left right reduced_gradient",
-        "backward with normalization": "norm inverse norm_gradient",
-    },
+    positive="sequences steps hidden threads",
 )
 
 SOFTMAX = Signature(
     "softmax",
-    {
-        "rows": Number("N"),
-        "size": Number("V", 1),
-        "width": Number("D", 1),
-        "texts": Number("C", 1),
-        "parts": Number(low=1, high=1 << 17),
-        **SHARED,
-    },
+    "rows=N size=V width=D texts=C parts threads half next",
     {
         "values": Array("N D"),
         "table": Array("V D"),
         "bias": Array("C V"),
         "packed": Array("packed"),
         "result": Array("N"),
-        "logits": Array("N V"),
+        "logits": Array("N V?"),
         "targets": Array("N", "int64", upto="V"),
         "scale": Array("N"),
-        "values_gradient": Array("N D"),
-        "table_gradient": Array("V D"),
-        "bias_gradient": Array("C V"),
+        "values_gradient": Array("N D?"),
+        "table_gradient": Array("V D?"),
+        "bias_gradient": Array("C V?"),
     },
-    {
-        "packing": "table packed",
-        "sums": "values table bias packed result",
-        "gradients": "values table bias packed result targets scale",
-    },
+    positive="size width texts parts threads",
 )
 
 DRAWING = Signature(
     "drawing",
-    {
-        "texts": Number("N"),
-        "size": Number("V", 1),
-        "width": Number("D", 1),
-        "contexts": Number("C", 1),
-        "count": Number("S", 1),
-        "banned_count": Number("A"),
-        "forbidden_count": Number("M"),
-        "top_k": Number(),
-        "end": Number(below="V"),
-        **SHARED,
-    },
+    "texts=N size=V width=D contexts=C count=S banned_count=A forbidden_count=M top_k end threads half next",
     {
         "values": Array("N D"),
         "packed": Array("packed"),
@@ -116,17 +222,17 @@ DRAWING = Signature(
         "banned": Array("A", "int64", below="V"),
         "ends": Array("N", "int64", upto="M"),
         "forbidden": Array("M", "int64", below="V"),
-        "places": Array("N S", "double"),
+        "places": Array("N S?", "double"),
         "tokens": Array("N S", "int64"),
         "log_probs": Array("N S"),
     },
-    {"next tokens": "values packed bias context banned ends forbidden tokens log_probs"},
-    doubles=["temperature", "top_p"],
+    positive="size width contexts count threads",
+    doubles=("temperature", "top_p"),
 )
 
 ROWS = Signature(
     "rows",
-    {"rows": Number("U"), "size": Number("V"), "width": Number("D"), "threads": THREADS, "next": NEXT},
+    "rows=U size=V width=D threads next",
     {
         "index": Array("U", "int64", below="V"),
         "table": Array("V D"),
@@ -136,7 +242,7 @@ ROWS = Signature(
         "gradient": Array("U D"),
         "constants": Array("6"),
     },
-    {"catching up": "index table first second columns", "a step": "index table first second gradient constants"},
+    positive="threads",
 )
 
 # Letters of the compiled search that native/kernels.h does not define. A panel is a group of P adjacent columns of a
@@ -145,43 +251,21 @@ ROWS = Signature(
 # two rows each: wR and sH are the numbers of words that hold R and H rows.
 MODEL = Signature(
     "model",
-    {},
+    "",
     {
         "embedding": Array("V E"),
         "inputs": Array("pG E P"),
         "weight": Array("pG H P"),
         "short_weight": Array("pG sH P", "int32"),
-        "norm": Array("8 H"),
+        "norm": Array("8 H?"),
         "projection": Array("pE H P"),
         "table": Array("pV E P"),
     },
-    {"a model": "embedding inputs weight projection table", "short products": "short_weight"},
-)
-
-SEARCH = Signature(
-    "search",
-    {
-        "requests": Number(low=1),
-        "size": Number("V", 1),
-        "width": Number("E", 1),
-        "hidden": Number("H", 1),
-        "rank": Number("R"),
-        "end": Number(below="V"),
-        "threads": THREADS,
-        "batch": Number(low=1),
-        "growth": Number(low=1),
-        "products": Number(high=1),
-        "next": NEXT,
-    },
-    {},
-    {},
-    pointers=["request", *MODEL.arrays],
-    doubles=["margin"],
 )
 
 CONTEXT = Signature(
     "context",
-    {},
+    "",
     {
         "gate_bias": Array("G"),
         "left_inputs": Array("pR E P"),
@@ -191,22 +275,22 @@ CONTEXT = Signature(
         "short_right": Array("pG wR P", "int32"),
         "bias": Array("W"),
     },
-    {"a context": "gate_bias bias", "a rank": "left_inputs left right", "a short rank": "short_left short_right"},
+)
+
+SEARCH = Signature(
+    "search",
+    "requests size=V width=E hidden=H rank=R end threads batch growth products next",
+    {},
+    positive="requests size width hidden threads batch growth",
+    pointers=("request", *MODEL.arrays),
+    doubles=("margin",),
 )
 
 # Letters of a request: S is the number of values in a state, 2H + V (h, m and log probabilities). K is the largest
 # number of completions. L is the largest number of tokens of a completion, or the number of `input_tokens`.
 REQUEST = Signature(
     "request",
-    {
-        "k": Number(low=1),
-        "max_tokens": Number("L"),
-        "allow_empty": FLAG,
-        "max_rows": Number(high=MAX_SIZE - 1),
-        "max_waiting": Number(),
-        "count": NEXT,
-        "expanded": NEXT,
-    },
+    "k max_tokens=L allow_empty max_rows max_waiting count expanded",
     {
         "start": Array("S"),
         "scores": Array("K", "double"),
@@ -215,7 +299,7 @@ REQUEST = Signature(
         "input_tokens": Array("L", "int64", below="V"),
         "states": Array("L S"),
     },
-    {"a search": "start scores lengths tokens", "reading": "start input_tokens states"},
-    pointers=list(CONTEXT.arrays),
-    doubles=["seconds", "lost_score"],
+    positive="k",
+    pointers=tuple(CONTEXT.arrays),
+    doubles=("seconds", "lost_score"),
 )

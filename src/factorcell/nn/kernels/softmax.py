@@ -8,7 +8,6 @@ x is the vector that predicts a target, e_v the row of token v in a table, and b
 Shapes: N targets, V vocabulary, D size of x, S samples, C texts.
 """
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,8 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signature import checked_shape
-from factorcell.nn.kernels.signatures import SOFTMAX
+from factorcell.nn.kernels.signatures import SOFTMAX, checked_shape
 
 MAX_LOGITS = 16_000_000  # largest number of logits in memory at one time: 64 MB
 MAX_GPU_LOGITS = 1 << 28  # largest number of logits in the memory of a GPU: 4 GB for the logits and their gradients
@@ -96,14 +94,8 @@ def log_sums(values: Tensor, table: Tensor, bias: Tensor, logits: Tensor | None 
     Within autocast, products are computed in bfloat16 if the processor supports it. If the caller passes an array
     `logits` (N, V), this function stores all x . e_v + b_v in it.
     """
-    bias = bias[None] if bias.dim() == 1 else bias
-    numbers, instruction_set = _integer_fields(values, table, bias, library.uses_bfloat16()), library.instruction_set()
-    structure = SOFTMAX.checked_arguments(numbers, {})
-    packed = torch.empty(library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set))
     result = torch.empty(len(values))
-    arrays = {**library.dense_arrays(values=values, table=table, bias=bias), "packed": packed, "result": result}
-    arrays["logits"] = logits
-    library.call("softmax", SOFTMAX.checked_arguments(numbers, arrays, "sums", packed=len(packed)), instruction_set)
+    _call("softmax", "packed_table", (values, table, bias), library.uses_bfloat16(), result=result, logits=logits)
     return result
 
 
@@ -118,55 +110,56 @@ def gradients(
     needed: Sequence[bool] = (True, True, True),
     logits: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of the nats in compiled code.
+    """Compute the gradients of `values`, `table` and `bias` in compiled code; None for those that are not `needed`.
 
-    Args:
-        values: x (N, D).
-        table: e (V, D).
-        bias: b (V,) or (C, V).
-        targets: Targets (N,). A target V means no target: the gradient is then that of the log sum alone.
-        sums: The `log_sums` (N,).
-        scale: The gradients (N,) of the loss with respect to the nats.
-        is_bfloat16: Whether products are in bfloat16.
-        needed: Whether to compute the gradients of `values`, `table` and `bias`.
-        logits: Logits (N, V) that `log_sums` has stored; None to compute them again.
-
-    Returns:
-        The gradients of `values`, `table` and `bias`, or None for those that are not needed.
+    `sums` (N,) are the `log_sums`, `scale` (N,) the gradients of the nats, and `logits` (N, V) those that `log_sums`
+    has stored, or None to compute them again. A target V means no target: the gradient is that of the log sum alone.
     """
-    bias_shape = bias.shape
-    bias = bias[None] if bias.dim() == 1 else bias
-    numbers, instruction_set = _integer_fields(values, table, bias, is_bfloat16), library.instruction_set()
-    structure = SOFTMAX.checked_arguments(numbers, {})
-    working_memory = torch.empty(
-        library.require_library().factorcell_softmax_room(ctypes.byref(structure), instruction_set)
-    )
     needs_values, needs_table, needs_bias = needed
     values_gradient = torch.empty(values.shape) if needs_values else None
     table_gradient = torch.empty(table.shape) if needs_table else None
     bias_gradient = torch.zeros(bias.shape) if needs_bias else None
-    arrays = library.dense_arrays(values=values, table=table, bias=bias, targets=targets, result=sums, scale=scale)
-    arrays |= {
-        "logits": logits,
-        "packed": working_memory,
-        "values_gradient": values_gradient,
-        "table_gradient": table_gradient,
-        "bias_gradient": bias_gradient,
-    }
-    arguments = SOFTMAX.checked_arguments(numbers, arrays, "gradients", packed=len(working_memory))
-    library.call("softmax_gradient", arguments, instruction_set)
-    return values_gradient, table_gradient, None if bias_gradient is None else bias_gradient.view(bias_shape)
+    _call(
+        "softmax_gradient",
+        "softmax_room",
+        (values, table, bias),
+        is_bfloat16,
+        **library.dense_arrays(targets=targets, result=sums, scale=scale),
+        logits=logits,
+        values_gradient=values_gradient,
+        table_gradient=table_gradient,
+        bias_gradient=None if bias_gradient is None else bias_gradient.view(-1, len(table)),
+    )
+    return values_gradient, table_gradient, bias_gradient
 
 
-def _integer_fields(values: Tensor, table: Tensor, bias: Tensor, is_bfloat16: bool) -> tuple[int, ...]:
-    """Return the integer fields of the structure `SOFTMAX`."""
+def _call(
+    function: str,
+    size_function: str,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    is_bfloat16: bool,
+    **arrays: Tensor | None,
+) -> None:
+    """Call a compiled `function` of values, table and bias, whose working memory has the size `size_function`."""
+    values, table, bias = inputs
+    bias = bias[None] if bias.dim() == 1 else bias
     (rows, _), (size, width) = checked_shape("values", values, 2), checked_shape("table", table, 2)
     text_count, _ = checked_shape("bias", bias, 2)
-    rows_per_text = rows // max(1, text_count)
     threads = library.thread_count(rows + size)
     jobs = 2 * threads if threads > 1 else 1  # more jobs than threads, so that a delayed thread gets fewer jobs
-    parts, next_job = max(1, min(jobs, size // MIN_JOB_TOKENS)), 0
-    return rows_per_text * text_count, size, width, text_count, parts, threads, int(is_bfloat16), next_job
+    numbers = {
+        "rows": rows // max(1, text_count) * text_count,
+        "size": size,
+        "width": width,
+        "texts": text_count,
+        "parts": max(1, min(jobs, size // MIN_JOB_TOKENS)),
+        "threads": threads,
+        "half": int(is_bfloat16),
+    }
+    instruction_set = library.instruction_set()
+    packed = torch.empty(library.size_of(size_function, SOFTMAX.checked_arguments(numbers, {}), instruction_set))
+    checked = {**library.dense_arrays(values=values, table=table, bias=bias), "packed": packed, **arrays}
+    library.call(function, SOFTMAX.checked_arguments(numbers, checked, len(packed)), instruction_set)
 
 
 class _Compiled(torch.autograd.Function):
@@ -196,10 +189,7 @@ def _target_biases(bias: Tensor, targets: Tensor) -> Tensor:
 
 
 class _CompiledSampled(torch.autograd.Function):
-    """The autograd function of `sampled_nats` in compiled code.
-
-    Compiled code computes exact nats over the samples. PyTorch code adds the targets that are not among the samples.
-    """
+    """The autograd function of `sampled_nats`: PyTorch adds targets that are no samples to compiled exact nats."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:

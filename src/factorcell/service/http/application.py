@@ -4,80 +4,160 @@ Each request has one deadline, an absolute `time.monotonic()` computed from the 
 """
 
 import math
+import os
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from factorcell.service import error_log
-from factorcell.service.http import metrics, pages, problems, reading
-from factorcell.service.http.lanes import DisconnectedError, TimeLimit
-from factorcell.service.http.messages import CompleteRequest
-from factorcell.service.http.openapi import EVENT_STREAM, openapi
-from factorcell.service.http.operations import OPERATIONS
-from factorcell.service.http.problems import ProblemError
-from factorcell.service.http.site import Call, Operation, Site
-from factorcell.service.http.watching import Watcher
-from factorcell.service.record import DamagedRecordError
+from factorcell.errors import UserError
+from factorcell.io.memory import usable_cores
+from factorcell.service.engine import Service
+from factorcell.service.http import pages, problems
+from factorcell.service.http.keys import KeyRing
+from factorcell.service.http.lanes import Lane, TimeLimit
+from factorcell.service.http.operations import OPERATIONS, Call, Operation
+from factorcell.service.http.problems import DisconnectedError, ProblemError
+from factorcell.service.messages import AcceptResult, CompletionRequest, Completions
 
 # Keys of the ASGI scope: the time of arrival, and the operation name for the metrics.
 ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"
 OTHER = "other"  # operation name of requests to unknown paths
 # The part of the time for a completion that the computation may take. Reading and sending messages takes the rest.
 COMPUTING_SHARE = 0.8
+MIN_SEARCH_SECONDS = 0.001  # minimum number of seconds that a search may use, even if many requests wait
 CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
 CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-DEFAULT_HEADERS = (
-    (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-)
+DEFAULT_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # RFC 6454
+METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"  # variable with the folder in which several processes share metrics
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a site.
 
-def application(site: Site, watcher: Watcher | None = None) -> ASGIApp:
-    """Return an application that serves a site.
-
-    The startup of the application starts the `watcher`; the shutdown closes the watcher and the site.
+    Attributes:
+        deadline: Seconds for a completion, unless the request sets its own deadline.
+        timeout: Seconds for every other request.
+        host_names: Host names by which clients may address the server; if empty, any name.
+        origins: Origins of other sites whose pages may send requests, such as https://shop.example.
+        pad: Responses with completions are padded to a multiple of this number of bytes; 0 for no padding.
+        hint: Placeholder of the empty search box.
     """
+
+    deadline: float = 0.1
+    timeout: float = 10.0
+    host_names: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    pad: int = 0
+    hint: str = ""
+
+    def __post_init__(self) -> None:
+        for origin in self.origins:
+            if not ORIGIN.fullmatch(origin):
+                expected = "https://NAME or https://NAME:PORT in lower case, without a path"
+                raise UserError(f"origin {origin!r:.60}: expected {expected}")
+
+
+class Metrics:
+    """Metrics for Prometheus: counts and durations of operations, without user ids and texts."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "factorcell_requests", "Requests by operation and status", ("operation", "status"), registry=registry
+        )
+        self.seconds = Histogram(
+            "factorcell_request_seconds",
+            "Seconds from the arrival of a request to its response",
+            ("operation",),
+            registry=registry,
+            buckets=DURATION_BUCKETS,
+        )
+        self.degraded = Counter("factorcell_degraded", "Degraded completions by reason", ("why",), registry=registry)
+        self.accepts = Counter("factorcell_accepts", "Accepted texts by outcome", ("outcome",), registry=registry)
+        self.models = Counter("factorcell_models", "Reloaded models by outcome", ("outcome",), registry=registry)
+        options: dict[str, Any] = {"registry": registry, "multiprocess_mode": "livesum"}
+        self.waiting = Gauge("factorcell_waiting", "Requests that wait or run in a lane", ("lane",), **options)
+        self.processes = Gauge("factorcell_processes", "Server processes", **options)
+
+    def text(self) -> bytes:
+        """Return the metrics in the text format of Prometheus, summed over all processes that share a folder."""
+        if METRICS_DIRECTORY not in os.environ:
+            return generate_latest(self.registry)
+        combined = CollectorRegistry()
+        MultiProcessCollector(combined)  # type: ignore[no-untyped-call]
+        return generate_latest(combined)
+
+
+def new_lanes(threads: int = 0) -> dict[str, Lane]:
+    """Return thread pools by name; completions and changes each have as many `threads`, 0: one per core.
+
+    Each kind of work has its own lane, so that no kind can keep another from running.
+    """
+    threads = threads or usable_cores()
+    return {
+        "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),
+        "change": Lane("change", threads, max_waiting=256),
+        "batch": Lane("batch", threads=1, max_waiting=16),
+    }
+
+
+@dataclass(frozen=True)
+class Site:
+    """A service with the settings, keys, metrics and thread pools of its HTTP interface."""
+
+    service: Service
+    settings: Settings = field(default_factory=Settings)
+    keys: KeyRing | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    lanes: dict[str, Lane] = field(default_factory=new_lanes)
+
+    def close(self) -> None:
+        """Finish running requests, then close the store."""
+        for lane in self.lanes.values():
+            lane.close()
+        self.service.close()
+
+
+def application(site: Site, watcher: AbstractContextManager[object] | None = None) -> ASGIApp:
+    """Return an application that serves a site; its startup enters `watcher`, and its shutdown also closes the site."""
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        if watcher is not None:
-            watcher.start()
-        yield
-        if watcher is not None:
-            watcher.close()
+        with watcher or nullcontext():
+            yield
         site.close()
 
-    operations_by_path: dict[str, dict[str, Operation]] = {}
-    for operation in OPERATIONS:
-        operations_by_path.setdefault(operation.path, {})[operation.method] = operation
-    routes: list[BaseRoute] = [
-        Route(path, _operation_endpoint(site, operations_by_method), methods=list(operations_by_method))
-        for path, operations_by_method in operations_by_path.items()
-    ]
-    openapi_json = msgspec.json.encode(openapi(needs_keys=site.keys is not None))
-    routes += [
-        Route("/healthz", _constant_endpoint(b'{"status":"ok"}')),
-        Route("/openapi.json", _constant_endpoint(openapi_json)),
-        Route("/metrics", _metrics_endpoint(site)),
-        *pages.routes(site.settings.hint),
-    ]
+    routes = [Route("/metrics", partial(_respond_with_metrics, site))]
+    routes += pages.routes(site.settings.hint, needs_keys=site.keys is not None)
+    for path in dict.fromkeys(operation.path for operation in OPERATIONS):
+        operations = {operation.method: operation for operation in OPERATIONS if operation.path == path}
+        routes.append(Route(path, partial(_respond, site, operations), methods=list(operations)))
     guard = Guard(Router(routes, redirect_slashes=False, lifespan=lifespan), site)
     if not site.settings.origins:
         return guard
@@ -109,44 +189,33 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                present_names = {name.lower() for name, _ in message["headers"]}
-                missing = [header for header in DEFAULT_HEADERS if header[0] not in present_names]
-                message["headers"] = [*message["headers"], *missing]
+                headers = MutableHeaders(scope=message)
+                for name, value in DEFAULT_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         # Servers may omit optional keys or set them to None.
         scope = {name: value for name, value in scope.items() if value is not None}
         scope |= {"app": self, ARRIVED: arrived, OPERATION: OTHER}
         try:
-            scope["path"] = _escaped_path(scope)
-            _check_host_and_origin(Headers(scope=scope), scope["method"], self.site)
+            raw_path: bytes | None = scope.get("raw_path")  # without this optional key, a slash in a user id is lost
+            path = quote(scope["path"], errors="replace") if raw_path is None else raw_path.decode("ascii", "replace")
+            scope["path"] = path
+            _check_host_and_origin(Headers(scope=scope), scope["method"], self.site.settings)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
             status = CLIENT_DISCONNECTED
         except Exception as error:
-            if isinstance(error, HTTPException):
-                error = _problem_without_route(error)
             problem = problems.problem_from(error, str(self.site.service.model.run.folder))
-            if problem.kind == "failed":
-                error_log.log_unexpected_error(error)
-            elif isinstance(error, DamagedRecordError):
-                error_log.log_damaged_record()
             if not status:
-                respond = problem.response()
-                await respond(scope, receive, send_with_headers)
+                await problem.response()(scope, receive, send_with_headers)
         finally:
             self.site.metrics.requests.labels(scope[OPERATION], status).inc()
             self.site.metrics.seconds.labels(scope[OPERATION]).observe(time.monotonic() - arrived)
         return None
 
 
-def _escaped_path(scope: Scope) -> str:
-    """Return the escaped path of a request; without the optional key `raw_path`, a slash in a user id is lost."""
-    raw_path: bytes | None = scope.get("raw_path")
-    return quote(scope["path"], errors="replace") if raw_path is None else raw_path.decode("ascii", "replace")
-
-
-def _check_host_and_origin(headers: Headers, method: str, site: Site) -> None:
+def _check_host_and_origin(headers: Headers, method: str, settings: Settings) -> None:
     """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
 
     Browsers always send the headers Host and Origin. Therefore no foreign web page can use a server that accepts only
@@ -155,98 +224,85 @@ def _check_host_and_origin(headers: Headers, method: str, site: Site) -> None:
     host = headers.get("host", "").lower()
     host_without_port, _, port = host.rpartition(":")
     host_name = (host_without_port if port.isdigit() else host).removeprefix("[").removesuffix("]")
-    if site.settings.host_names and host_name not in site.settings.host_names:
+    if settings.host_names and host_name not in settings.host_names:
         raise ProblemError(
             "wrong-host",
             "a server without keys accepts only requests to localhost; use http://localhost or start the server "
             "with --keys",
         )
     origin = headers.get("origin")
-    if origin is None or method in SAFE_METHODS or origin in site.settings.origins:
+    if origin is None or method in SAFE_METHODS or origin in settings.origins:
         return
-    _, _, origin_host = origin.lower().partition("://")
-    if origin_host != host:
+    if origin.lower().partition("://")[2] != host:
         raise ProblemError(
             "not-allowed", "pages of this origin may not send requests; start the server with --origin to allow them"
         )
 
 
-def _operation_endpoint(site: Site, operations_by_method: dict[str, Operation]) -> Endpoint:
-    async def respond(request: Request) -> Response:
-        operation = operations_by_method["GET" if request.method == "HEAD" else request.method]
-        request.scope[OPERATION] = operation.name
-        _authorize(site, operation.scope, request)
-        message = None
-        if operation.request_type is not None:
-            message = await reading.read_message(request, operation.request_type, operation.max_body_bytes)
-        user = reading.path_parameter(request, "user") if "user" in request.path_params else ""
-        seconds = site.settings.timeout
-        if isinstance(message, CompleteRequest):
-            milliseconds = message.deadline_ms
-            seconds = COMPUTING_SHARE * (site.settings.deadline if milliseconds is None else milliseconds / 1000)
-        deadline = request.scope[ARRIVED] + seconds
-
-        async def until_disconnected() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
-        def work(time_limit: TimeLimit) -> Any:
-            return operation.handler(site, Call(message, user, time_limit))
-
-        lane = site.lanes[operation.lane]
-        with site.metrics.waiting.labels(operation.lane).track_inprogress():
-            if operation.is_streaming:
-                results = await lane.stream(
-                    cast("Callable[[TimeLimit], Iterator[msgspec.Struct]]", work), deadline, until_disconnected
-                )
-                events = (b"data: " + msgspec.json.encode(result) + b"\n\n" async for result in results)
-                return StreamingResponse(events, media_type=EVENT_STREAM)
-            content = msgspec.json.encode(await lane.run(work, deadline, until_disconnected))
-        if site.settings.pad and isinstance(message, CompleteRequest):
-            padded_size = math.ceil(len(content) / site.settings.pad) * site.settings.pad
-            content = content.ljust(padded_size)  # spaces after the JSON value
-        return Response(content, media_type="application/json")
-
-    return respond
-
-
-def _authorize(site: Site, scope: str, request: Request) -> None:
+def _authorize(keys: KeyRing | None, scope: str, request: Request) -> None:
     """Raise a `ProblemError` if the request has no key with the required scope, or uses its key too often."""
-    if site.keys is None or not scope:
+    if keys is None or not scope:
         return
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    entry = site.keys.find(key.strip()) if scheme.lower() == "bearer" else None
+    entry = keys.find(key.strip()) if scheme.lower() == "bearer" else None
     if entry is None:
         reason = "unknown key" if key else "no key"
         detail = f"{reason}; send the header Authorization: Bearer KEY with a key of this service"
         raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
-    if wait_seconds := site.keys.count_request(entry):
+    if wait_seconds := keys.count_request(entry):
         detail = f"this key allows {entry.rate:g} requests per second; wait and retry"
         raise ProblemError("too-many", detail, retry_after=wait_seconds)
     if scope not in entry.scopes:
         raise ProblemError("not-allowed", f"this request needs a key with the scope {scope}")
 
 
-def _constant_endpoint(content: bytes) -> Endpoint:
-    async def respond(_: Request) -> Response:
-        return Response(content, media_type="application/json")
-
-    return respond
+async def _respond_with_metrics(site: Site, request: Request) -> Response:
+    _authorize(site.keys, "admin", request)
+    return Response(site.metrics.text(), media_type=METRICS_TYPE)
 
 
-def _metrics_endpoint(site: Site) -> Endpoint:
-    async def respond(request: Request) -> Response:
-        _authorize(site, "admin", request)
-        return Response(site.metrics.text(), media_type=metrics.MEDIA_TYPE)
+async def _respond(site: Site, operations: dict[str, Operation], request: Request) -> Response:
+    """Answer a request with the operation of its method."""
+    operation = operations["GET" if request.method == "HEAD" else request.method]
+    request.scope[OPERATION] = operation.name
+    _authorize(site.keys, operation.scope, request)
+    message = None
+    if operation.request_type is not None:
+        message = await problems.read_message(request, operation.request_type, operation.max_body_bytes)
+    user = problems.path_parameter(request, "user") if "user" in request.path_params else ""
+    seconds = site.settings.timeout
+    if isinstance(message, CompletionRequest):
+        milliseconds = message.deadline_ms
+        seconds = COMPUTING_SHARE * (site.settings.deadline if milliseconds is None else milliseconds / 1000)
+    deadline, lane = request.scope[ARRIVED] + seconds, site.lanes[operation.lane]
 
-    return respond
+    async def until_disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    def work(time_limit: TimeLimit) -> Any:
+        return operation.handler(Call(site.service, message, user, time_limit))
+
+    with site.metrics.waiting.labels(operation.lane).track_inprogress():
+        if operation.is_streaming:
+            results = lane.stream(work, deadline, until_disconnected)
+            first_result = await anext(results)  # raises the errors that occur before the first result
+            return StreamingResponse(_events(first_result, results), media_type=pages.EVENT_STREAM)
+        result = await lane.run(work, deadline, until_disconnected)
+    if isinstance(result, Completions) and result.degraded:
+        site.metrics.degraded.labels(result.degraded).inc()
+    elif isinstance(result, AcceptResult):
+        site.metrics.accepts.labels(result.outcome).inc()
+    content = msgspec.json.encode(result)
+    if site.settings.pad and isinstance(result, Completions):
+        padded_size = math.ceil(len(content) / site.settings.pad) * site.settings.pad
+        content = content.ljust(padded_size)  # spaces after the JSON value
+    return Response(content, media_type="application/json")
 
 
-def _problem_without_route(error: HTTPException) -> ProblemError:
-    """Return the problem of a request that matches no route."""
-    problems_by_status = {
-        404: ("not-found", "unknown path; /openapi.json lists all paths"),
-        405: ("wrong-method", "this path does not support this method; the header Allow lists the supported methods"),
-    }
-    kind, detail = problems_by_status.get(error.status_code, ("malformed", "/docs describes valid requests"))
-    return ProblemError(kind, detail, headers=error.headers)
+async def _events(first_result: Any, results: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    """Yield results as server-sent events."""
+    yield b"data: " + msgspec.json.encode(first_result) + b"\n\n"
+    with suppress(DisconnectedError):
+        async for result in results:
+            yield b"data: " + msgspec.json.encode(result) + b"\n\n"

@@ -14,7 +14,6 @@ A key has 32 random bytes. Therefore nobody can guess a key from its hash, altho
 import hashlib
 import json
 import secrets
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,16 +44,13 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_choice("scope", scope, KEY_SCOPES)
 
 
-class _KeyFile(msgspec.Struct, frozen=True):
-    key: tuple[KeyEntry, ...] = ()  # the tables [[key]]
-
-
 def read_keys(path: str | Path) -> tuple[KeyEntry, ...]:
     """Return the entries of a file of keys; raise a `UserError` if the file is not a file of keys."""
     try:
-        entries = msgspec.toml.decode(input_files.read_text(path), type=_KeyFile).key
+        tables = msgspec.toml.decode(input_files.read_text(path), type=dict[str, tuple[KeyEntry, ...]])
     except msgspec.MsgspecError as error:
         raise UserError(f"{path}: not a file of keys ({error})") from None
+    entries = tables.get("key", ())
     if len({entry.name for entry in entries}) < len(entries):
         raise UserError(f"{path}: two keys have the same name; rename one")
     return entries
@@ -72,54 +68,28 @@ def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | No
     Raises:
         UserError: Another key has this name, or an argument is invalid.
     """
-    existing_entries = read_keys(path) if Path(path).exists() else ()
-    if any(entry.name == name for entry in existing_entries):
+    content = input_files.read_text(path) if Path(path).exists() else ""
+    if content and name in (entry.name for entry in read_keys(path)):
         raise UserError(f"{path}: a key named {name!r} exists already; choose another name")
     key = PREFIX + secrets.token_urlsafe(32)
     values = {"name": name, "hash": _digest(key), "scopes": list(dict.fromkeys(scopes)), "rate": rate}
     try:
-        entries = (*existing_entries, msgspec.convert(values, KeyEntry))
+        fields = msgspec.to_builtins(msgspec.convert(values, KeyEntry))
     except msgspec.ValidationError as error:
         raise UserError(f"key {name!r:.80}: {error}") from None
-    files.write(path, "\n\n".join(map(_to_toml, entries)) + "\n")
+    # Strings, numbers and lists of strings have the same form in JSON and TOML.
+    lines = [f"{field} = {json.dumps(value)}" for field, value in fields.items() if value is not None]
+    files.write(path, content + "\n".join(["\n[[key]]" if content else "[[key]]", *lines, ""]))
     Path(path).chmod(0o600)
     return key
-
-
-def _to_toml(entry: KeyEntry) -> str:
-    """Return an entry as a TOML table."""
-    fields = msgspec.to_builtins(entry).items()
-    # Strings, numbers and lists of strings have the same form in JSON and TOML.
-    lines = [f"{field} = {json.dumps(value)}" for field, value in fields if value is not None]
-    return "\n".join(["[[key]]", *lines])
 
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class TokenBucket:
-    """A token bucket that allows `rate` requests per second and short bursts."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate, self.capacity = rate, max(1.0, rate * BURST_SECONDS)
-        self._token_count, self._updated_at = self.capacity, time.monotonic()
-        self._lock = threading.Lock()
-
-    def take_token(self) -> float:
-        """Take a token for a request and return 0, or return the seconds until a token is available."""
-        with self._lock:
-            now = time.monotonic()
-            self._token_count = min(self.capacity, self._token_count + (now - self._updated_at) * self.rate)
-            self._updated_at = now
-            if self._token_count >= 1:
-                self._token_count -= 1
-                return 0.0
-            return (1 - self._token_count) / self.rate
-
-
 class KeyRing:
-    """The entries of a file of keys, with a token bucket for each entry that has a rate.
+    """The entries of a file of keys, and the times at which their next requests are due.
 
     Args:
         path: The file of keys.
@@ -129,7 +99,7 @@ class KeyRing:
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
         self.path, self.share = Path(path), share
         self._entries_by_hash: dict[str, KeyEntry] = {}
-        self._buckets_by_entry: dict[KeyEntry, TokenBucket] = {}
+        self._due_times: dict[KeyEntry, float] = {}  # for keys with a rate: `time.monotonic()` without bursts
         self.refresh()
         if not self._entries_by_hash:
             raise UserError(f"{self.path}: expected at least one key; `factorcell users key` adds a key")
@@ -139,19 +109,22 @@ class KeyRing:
 
         If the file has no keys any more, the service refuses every request that needs a key.
         """
-        entries = read_keys(self.path)
-        self._buckets_by_entry = {
-            entry: self._buckets_by_entry.get(entry) or TokenBucket(entry.rate * self.share)
-            for entry in entries
-            if entry.rate is not None
-        }
-        self._entries_by_hash = {entry.hash: entry for entry in entries}
+        self._entries_by_hash = {entry.hash: entry for entry in read_keys(self.path)}
 
     def find(self, key: str) -> KeyEntry | None:
         """Return the entry of the file for a key, or None."""
         return self._entries_by_hash.get(_digest(key))
 
     def count_request(self, entry: KeyEntry) -> float:
-        """Count a request against the rate of its key and return 0; above the rate, return the seconds to wait."""
-        bucket = self._buckets_by_entry.get(entry)
-        return bucket.take_token() if bucket else 0.0
+        """Count a request against the rate of its key and return 0; above the rate, return the seconds to wait.
+
+        A burst may use the rate of the last `BURST_SECONDS`.
+        """
+        if entry.rate is None:
+            return 0.0
+        interval, now = 1 / (entry.rate * self.share), time.monotonic()
+        due_time = max(self._due_times.get(entry, 0.0), now - max(0.0, BURST_SECONDS - interval))
+        if due_time > now:
+            return due_time - now
+        self._due_times[entry] = due_time + interval
+        return 0.0

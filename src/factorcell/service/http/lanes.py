@@ -11,8 +11,6 @@ earlier.
 Work that can be cut short (a search) starts with `remaining` seconds until its deadline. It is cut after `limit`
 seconds, but not before `min_seconds`, so that its answer can be written within the `allotted` seconds. The mean counts
 the first `min_seconds` of such work, and the seconds that it used beyond its allotted ones.
-
-Each kind of work has its own lane, so that no kind can keep another from running.
 """
 
 import asyncio
@@ -20,13 +18,12 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
 
 from factorcell.completion.search import Stop
-from factorcell.service.http.problems import ProblemError
+from factorcell.service.http.problems import DisconnectedError, ProblemError
 
 T = TypeVar("T")
 
@@ -35,19 +32,12 @@ SEARCH_SHARE = 0.9  # share of the remaining time that work which can be cut sho
 BUSY = "too many requests are waiting; nothing was done, try again later"
 
 
-class DisconnectedError(Exception):
-    """The client has disconnected."""
-
-
 @dataclass(frozen=True)
 class TimeLimit:
     """The time limit of work, which must end at `deadline` (`time.monotonic()`), or as soon as `stop` is set."""
 
     deadline: float
     stop: Stop
-
-
-DisconnectWaiter = Callable[[], Awaitable[None]]  # returns when the client has disconnected
 
 
 class Lane:
@@ -72,15 +62,15 @@ class Lane:
             return 0.0
         return (math.floor(self.waiting_count / self.threads) + 2) * self.mean_seconds
 
-    async def run(self, work: Callable[[TimeLimit], T], deadline: float, wait_for_disconnect: DisconnectWaiter) -> T:
+    async def run(
+        self, work: Callable[[TimeLimit], T], deadline: float, wait_for_disconnect: Callable[[], Awaitable[None]]
+    ) -> T:
         """Run `work` in a thread and return its result.
-
-        When `wait_for_disconnect` returns, the lane drops waiting work and stops running work.
 
         Args:
             work: Called with its time limit.
             deadline: The `time.monotonic()` at which the work must be done.
-            wait_for_disconnect: Returns when the client has disconnected.
+            wait_for_disconnect: Returns when the client has disconnected; the lane then drops or stops the work.
 
         Raises:
             ProblemError: The work cannot be finished by the deadline.
@@ -92,39 +82,31 @@ class Lane:
                 raise ProblemError("overloaded", BUSY, retry_after=self.expected_seconds())
             self.waiting_count += 1
         thread_future = self._pool.submit(self._run_in_thread, work, deadline, stop)
-        loop = asyncio.get_running_loop()
-        ended = loop.create_future()  # when the work is done or the client has disconnected
-
-        def end(_: object) -> None:
-            if not ended.done():
-                ended.set_result(None)
-
-        def end_from_thread(_: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(end, None)
-
-        disconnect_task = asyncio.ensure_future(wait_for_disconnect())
-        disconnect_task.add_done_callback(end)
-        thread_future.add_done_callback(end_from_thread)
+        result = asyncio.wrap_future(thread_future)
+        disconnection = asyncio.ensure_future(wait_for_disconnect())
         try:
-            await ended
-            if not thread_future.done():
+            await asyncio.wait((result, disconnection), return_when=asyncio.FIRST_COMPLETED)
+            if not result.done():
                 raise DisconnectedError
-            return thread_future.result()
+            return result.result()
         finally:
-            disconnect_task.cancel()
-            if thread_future.cancel():
+            disconnection.cancel()
+            if thread_future.cancel():  # the work waits
                 with self._lock:
                     self.waiting_count -= 1
+            result.cancel()  # otherwise, asyncio would log a later error of the work, with texts of the user
             stop.set()
 
     async def stream(
-        self, work: Callable[[TimeLimit], Iterator[T]], deadline: float, wait_for_disconnect: DisconnectWaiter
+        self,
+        work: Callable[[TimeLimit], Iterator[T]],
+        deadline: float,
+        wait_for_disconnect: Callable[[], Awaitable[None]],
     ) -> AsyncIterator[T]:
-        """Wait for the first value that `work` yields, and return an iterator over all its values.
+        """Run `work` in a thread as `run` does, and yield the values that it yields.
 
-        This method raises errors that occur before the first value; the iterator raises later ones. When the client
-        disconnects or the iterator is closed, the thread stops as soon as `work` yields its next value.
+        When the client disconnects or the generator is closed, the thread stops as soon as `work` yields its next
+        value.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[T | None]()  # None marks the end
 
@@ -137,27 +119,17 @@ class Lane:
         def put_end(task: asyncio.Task[None]) -> None:
             queue.put_nowait(None)
             if not task.cancelled():
-                task.exception()  # otherwise asyncio would log an unretrieved error
+                task.exception()  # otherwise, asyncio would log an unretrieved error
 
         task = asyncio.ensure_future(self.run(put_values, deadline, wait_for_disconnect))
         task.add_done_callback(put_end)
-        first_value = await queue.get()
-        if first_value is None:
+        try:
+            while (value := await queue.get()) is not None:
+                yield value
+                await asyncio.sleep(0)  # lets the server notice a disconnection although more values are queued
             await task
-
-        async def all_values() -> AsyncIterator[T]:
-            try:
-                value = first_value
-                while value is not None:
-                    yield value
-                    await asyncio.sleep(0)  # lets the server notice a disconnection although more values are queued
-                    value = await queue.get()
-                with suppress(DisconnectedError):
-                    await task
-            finally:
-                task.cancel()
-
-        return all_values()
+        finally:
+            task.cancel()
 
     def close(self) -> None:
         """Wait for running work and drop the queue."""

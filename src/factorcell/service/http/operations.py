@@ -1,15 +1,16 @@
 """The operations of the API: their handlers, and the table that defines routes, scopes and the OpenAPI description."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from factorcell.errors import UserError, check_choice
+from factorcell.evaluation.baselines import applicable_prior, training_log_prior
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.evaluation.conditional_prior import applicable_prior, training_log_prior
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import rescore as rescoring
@@ -17,12 +18,11 @@ from factorcell.evaluation.rescoring.nbest import NBest, Utterance
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.generation.generate import GenerationOptions, stream
 from factorcell.nn.scoring import check_lengths
-from factorcell.service.engine import CompletionRequest, UserExistsError
-from factorcell.service.http import messages
+from factorcell.service import messages
+from factorcell.service.engine import Service
+from factorcell.service.http.lanes import TimeLimit
 from factorcell.service.http.problems import ProblemError
-from factorcell.service.http.site import Call, Operation, Site
 from factorcell.service.learning import ServedModel
-from factorcell.service.record import ContextValue
 
 MAX_PAIRS = 10_000  # maximum number of pairs of text and candidate value, or of hypotheses, per request
 MAX_EXPORT_BYTES = 4 << 20  # maximum size of an imported export
@@ -30,105 +30,99 @@ MAX_EXPORT_BYTES = 4 << 20  # maximum size of an imported export
 T = TypeVar("T")
 
 
-def complete(site: Site, call: Call) -> messages.CompleteAnswer:
+@dataclass(frozen=True)
+class Call:
+    """A request for the service: its `message`, the `user` in its path, and its time limit."""
+
+    service: Service
+    message: Any
+    user: str
+    time_limit: TimeLimit
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of the API."""
+
+    name: str  # in metrics and in the OpenAPI description
+    method: str
+    path: str  # with `{user}` for the id of a user
+    scope: str  # that the key of a request must have; empty if the operation needs no key
+    lane: str  # the name of the thread pool that runs the handler
+    request_type: type[msgspec.Struct] | None  # None if the request has no body
+    response_type: type[msgspec.Struct]  # of the response, or of each event of a stream
+    handler: Callable[[Call], Any]
+    is_streaming: bool = False  # whether the response is a stream of server-sent events
+    max_body_bytes: int = 1 << 20
+
+
+def complete(call: Call) -> messages.Completions:
     """Suggest texts that continue the text before the cursor."""
-    request: messages.CompleteRequest = call.message
-    completions = site.service.complete(
-        CompletionRequest(
-            request.query,
-            user=request.user,
-            cursor=request.cursor,
-            context=request.context,
-            limit=request.limit,
-            deadline=call.time_limit.deadline,
-            private=not request.learn,
-            stop=call.time_limit.stop,
-            unknown=request.unknown,
-        )
-    )
-    if completions.degraded:
-        site.metrics.degraded.labels(completions.degraded).inc()
-    results = [
-        messages.Result(
-            text=suggestion.text,
-            source=suggestion.source,
-            score=suggestion.log_probability,
-            typos=suggestion.typos,
-            parts=dict(suggestion.parts) if request.explain else None,
-        )
-        for suggestion in completions.results
-    ]
-    return messages.CompleteAnswer(
-        results=results, degraded=completions.degraded, user_version=completions.user_version
-    )
+    return call.service.complete(call.message, call.time_limit.deadline, call.time_limit.stop)
 
 
-def accept(site: Site, call: Call) -> messages.AcceptAnswer:
+def accept(call: Call) -> messages.AcceptResult:
     """Save and learn a text that a user accepted. A saved text is on disk before the response is sent."""
     request: messages.AcceptRequest = call.message
-    result = site.service.accept(
+    return call.service.accept(
         request.user, request.text, context=request.context, key=request.idempotency_key, unknown=request.unknown
     )
-    site.metrics.accepts.labels(result.outcome).inc()
-    return msgspec.convert(result, messages.AcceptAnswer, from_attributes=True)
 
 
-def ready(site: Site, call: Call) -> messages.Health:
+def ready(call: Call) -> messages.Health:
     """Check that requests can be answered: the model is loaded, and the store can be written."""
-    site.service.check()
+    call.service.check()
     return messages.Health()
 
 
-def show(site: Site, call: Call) -> messages.ProfileAnswer:
+def show(call: Call) -> messages.Profile:
     """Return all saved data of a user."""
-    return msgspec.convert(_require_record(site.service.show(call.user)), messages.ProfileAnswer, from_attributes=True)
+    return _require_record(call.service.show(call.user))
 
 
-def export(site: Site, call: Call) -> messages.Export:
+def export(call: Call) -> dict[str, Any]:
     """Return the texts and settings of a user; `POST /v1/users` imports them."""
-    return msgspec.convert(_require_record(site.service.export(call.user)), messages.Export)
+    return _require_record(call.service.export(call.user))
 
 
-def restore(site: Site, call: Call) -> messages.UserAnswer:
+def restore(call: Call) -> messages.UserAnswer:
     """Import an exported user. The model learns the texts in the background."""
-    try:
-        return messages.UserAnswer(user=site.service.restore(msgspec.to_builtins(call.message)))
-    except UserExistsError as error:
-        raise ProblemError("conflict", str(error)) from None
+    return messages.UserAnswer(user=call.service.restore(call.message))
 
 
-def delete(site: Site, call: Call) -> messages.DeletedAnswer:
+def delete(call: Call) -> messages.DeletedAnswer:
     """Delete all data of a user."""
-    return messages.DeletedAnswer(deleted=site.service.delete(call.user))
+    return messages.DeletedAnswer(deleted=call.service.delete(call.user))
 
 
-def forget(site: Site, call: Call) -> messages.RemovedAnswer:
+def forget(call: Call) -> messages.RemovedAnswer:
     """Delete all texts of a user that are suggested as this text, and everything that was learned from them."""
-    return messages.RemovedAnswer(removed=site.service.forget(call.user, call.message.text))
+    return messages.RemovedAnswer(removed=call.service.forget(call.user, call.message.text))
 
 
-def undo(site: Site, call: Call) -> messages.RemovedAnswer:
+def undo(call: Call) -> messages.RemovedAnswer:
     """Delete the newest text of a user, and everything that was learned from it."""
-    return messages.RemovedAnswer(removed=site.service.undo(call.user))
+    return messages.RemovedAnswer(removed=call.service.undo(call.user))
 
 
-def pause(site: Site, call: Call) -> messages.PausedAnswer:
+def pause(call: Call) -> messages.PausedAnswer:
     """Pause learning: no text of the user is saved or learned until learning is resumed."""
-    site.service.pause(call.user)
+    call.service.pause(call.user)
     return messages.PausedAnswer(paused=True)
 
 
-def resume(site: Site, call: Call) -> messages.PausedAnswer:
+def resume(call: Call) -> messages.PausedAnswer:
     """Resume learning: texts that the user accepts are saved and learned again."""
-    site.service.pause(call.user, paused=False)
+    call.service.pause(call.user, paused=False)
     return messages.PausedAnswer(paused=False)
 
 
-def score(site: Site, call: Call) -> messages.ScoreAnswer:
+def score(call: Call) -> messages.ScoreAnswer:
     """Return how well the model predicts each text, without truncating it."""
-    model = site.service.model
-    texts, contexts = _texts_and_contexts(call.message.texts)
-    corpus = model.run.read(texts, contexts, unknown=call.message.unknown, truncate=False)
+    request: messages.ScoreRequest = call.message
+    model = call.service.model
+    texts, contexts = [item.text for item in request.texts], [item.context for item in request.texts]
+    corpus = model.run.read(texts, contexts, unknown=request.unknown, truncate=False)
     check_lengths(corpus, model.run.model.max_tokens, lambda row: f"text {row + 1:,}")
     results = [
         messages.TextScore(nats=tally.nats, targets=tally.targets, perplexity=tally.perplexity)
@@ -137,22 +131,20 @@ def score(site: Site, call: Call) -> messages.ScoreAnswer:
     return messages.ScoreAnswer(results=results)
 
 
-def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
+def classify(call: Call) -> messages.ClassifyAnswer:
     """Return the most probable value of a context column for each text, by Bayes' rule.
 
     The prior is conditional on the contexts of the texts, or the training frequencies if there are none.
     """
     request: messages.ClassifyRequest = call.message
-    model = site.service.model
+    model = call.service.model
     candidates = _candidate_values(model, request)
-    texts, contexts = _texts_and_contexts(request.texts)
+    texts, contexts = [item.text for item in request.texts], [item.context for item in request.texts]
     if any(request.target in context for context in contexts):
         raise UserError(f"context {request.target}: it is the target column; remove it from the contexts")
     corpus = model.run.read(texts, contexts, unknown=request.unknown)
-    candidate_contexts = [{request.target: candidate} for candidate in candidates]
-    text_log_likelihoods = log_likelihoods(model.run, corpus, candidate_contexts)
-    unknown_truth = [None] * len(corpus)
-    classification = apply_bayes_rule(candidates, text_log_likelihoods, truth=unknown_truth)
+    text_log_likelihoods = log_likelihoods(model.run, corpus, [{request.target: value} for value in candidates])
+    classification = apply_bayes_rule(candidates, text_log_likelihoods, truth=[None] * len(corpus))
     columns = {column for context in contexts for column in context}
     if (prior := applicable_prior(model.priors, request.target, columns)) is not None:
         classification = classification.with_log_prior(prior.candidate_log_probs(corpus, candidates), "conditional")
@@ -170,13 +162,12 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     return messages.ClassifyAnswer(results=results)
 
 
-def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
+def rescore(call: Call) -> messages.RescoreAnswer:
     """Choose the best hypothesis of each n-best list of a recognizer, given the context of the list."""
     request: messages.RescoreRequest = call.message
-    model = site.service.model
+    model = call.service.model
     _check_count(sum(len(nbest_list.hypotheses) for nbest_list in request.lists), "hypotheses")
-    first_hypothesis = request.lists[0].hypotheses[0]
-    score_names = tuple(first_hypothesis.scores)
+    score_names = tuple(request.lists[0].hypotheses[0].scores)
     utterances = tuple(
         _utterance(str(number), nbest_list, score_names) for number, nbest_list in enumerate(request.lists, 1)
     )
@@ -188,10 +179,10 @@ def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
     return messages.RescoreAnswer(results=[messages.Rescored(text=row["text"], place=row["place"]) for row in rows])
 
 
-def generate(site: Site, call: Call) -> Iterator[messages.TextChunk]:
+def generate(call: Call) -> Iterator[messages.TextChunk]:
     """Generate a text and stream it as server-sent events."""
     request: messages.GenerateRequest = call.message
-    model = site.service.model
+    model = call.service.model
     options = GenerationOptions(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -210,10 +201,6 @@ def _require_record(data: T | None) -> T:
     if data is None:
         raise ProblemError("not-found", "no data is saved for this user")
     return data
-
-
-def _texts_and_contexts(texts: Sequence[messages.ContextText]) -> tuple[list[str], list[dict[str, ContextValue]]]:
-    return [text.text for text in texts], [text.context for text in texts]
 
 
 def _candidate_values(model: ServedModel, request: messages.ClassifyRequest) -> tuple[str, ...]:
@@ -244,22 +231,19 @@ def _utterance(utterance_id: str, nbest_list: messages.HypothesisList, score_nam
     hypotheses = nbest_list.hypotheses
     if any(set(hypothesis.scores) != set(score_names) for hypothesis in hypotheses):
         raise UserError("hypotheses: expected the same names of scores in all hypotheses, got different names")
-    scores = np.array(
-        [[hypothesis.scores[name] for name in score_names] for hypothesis in hypotheses], dtype=np.float64
-    )
     texts = tuple(hypothesis.text for hypothesis in hypotheses)
-    # The shape is explicit, because without score names numpy would not know the second dimension.
-    scores = scores.reshape(len(texts), len(score_names))
+    rows = [[hypothesis.scores[name] for name in score_names] for hypothesis in hypotheses]
+    scores = np.array(rows, dtype=np.float64).reshape(len(texts), len(score_names))  # there may be no scores
     return Utterance(utterance_id, texts, scores, columns=nbest_list.context)
 
 
-# Arguments: name, method, path, scope, lane, request type, response type, handler.
+# Routes, scopes, metrics and the OpenAPI description follow from this table.
 # fmt: off
 OPERATIONS = (
     Operation("complete", "POST", "/v1/complete", "complete", "search",
-              messages.CompleteRequest, messages.CompleteAnswer, complete),
-    Operation("accept", "POST", "/v1/accept", "learn", "change", messages.AcceptRequest, messages.AcceptAnswer, accept),
-    Operation("show", "GET", "/v1/users/{user}", "users", "change", None, messages.ProfileAnswer, show),
+              messages.CompletionRequest, messages.Completions, complete),
+    Operation("accept", "POST", "/v1/accept", "learn", "change", messages.AcceptRequest, messages.AcceptResult, accept),
+    Operation("show", "GET", "/v1/users/{user}", "users", "change", None, messages.Profile, show),
     Operation("delete", "DELETE", "/v1/users/{user}", "users", "change", None, messages.DeletedAnswer, delete),
     Operation("export", "GET", "/v1/users/{user}/export", "users", "change", None, messages.Export, export),
     Operation("forget", "POST", "/v1/users/{user}/forget", "users", "change",

@@ -1,4 +1,4 @@
-"""The demo page, the script of the search box for other sites, and the API page.
+"""The OpenAPI description, the pages, and the script of the search box for other sites.
 
 The service reads each file once. A browser that has cached a file sends the entity tag of the file, to ask whether the
 file has changed.
@@ -7,51 +7,142 @@ file has changed.
 import hashlib
 import html
 from importlib import resources
+from typing import Any
 
+import jinja2
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from factorcell.io.extras import __version__
+from factorcell.service.http import problems
+from factorcell.service.http.operations import OPERATIONS, Operation
+from factorcell.service.messages import Problem, UserId
+
+SCOPE_DESCRIPTIONS = {
+    "complete": "request completions, scores, classes and generated texts",
+    "learn": "accept texts of users",
+    "users": "show, export, pause and delete the data of users",
+    "admin": "import users and read the metrics",
+}
+SCHEMA_REFERENCE = "#/components/schemas/{name}"
+EVENT_STREAM = "text/event-stream"  # the media type of server-sent events
 HINT = "Type something"  # default placeholder of the empty search box
 BOX = "factorcell.js"  # the script of the search box, which other sites may load
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-NO_EMBEDDING = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Pages load and request only files of this server, and no text can become code or markup.
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
-    f"{NO_EMBEDDING}; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-DOCS_POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'{NO_EMBEDDING}"
-)
-# For each request path: the folder and the name of the file, and its content security policy.
+# For each request path: a file of `service/page`.
 FILES = {
-    "/": ("service/page", "index.html", PAGE_POLICY),
-    **{
-        f"/{name}": ("service/page", name, PAGE_POLICY)
-        for name in ("page.css", "page.js", "saved_texts.js", "chart.js", BOX, "icon.svg")
-    },
-    "/docs": ("assets", "api.html", DOCS_POLICY),
-    "/docs.js": ("assets", "api.js", DOCS_POLICY),
-    "/docs.css": ("assets", "api.css", DOCS_POLICY),
+    "/": "index.html",
+    "/docs": "docs.html",
+    **{f"/{name}": name for name in ("page.css", "page.js", "saved_texts.js", "chart.js", BOX, "icon.svg", "docs.css")},
 }
 
-
-def routes(hint: str = "") -> list[Route]:
-    """Return the routes of all files of the pages; `hint` is the placeholder of the empty search box."""
-    return [_route(path, folder, name, policy, hint or HINT) for path, (folder, name, policy) in FILES.items()]
+Json = dict[str, Any]
 
 
-def _route(path: str, folder: str, name: str, policy: str, hint: str) -> Route:
-    content = resources.files("factorcell").joinpath(folder, name).read_bytes()
-    if name == "index.html":
-        content = content.replace(HINT.encode(), html.escape(hint).encode(errors="replace"))
+def openapi(needs_keys: bool = False) -> Json:
+    """Return the OpenAPI description of the API, which depends on whether the service requires keys."""
+    used_types = [message for operation in OPERATIONS for message in (operation.request_type, operation.response_type)]
+    # Each type once, in the order of the operations.
+    message_types = [*(message for message in dict.fromkeys(used_types) if message is not None), Problem]
+    references, components = msgspec.json.schema_components(message_types, ref_template=SCHEMA_REFERENCE)
+    references_by_type = dict(zip(message_types, references, strict=True))
+    paths: Json = {}
+    for operation in OPERATIONS:
+        description = _describe_operation(operation, references_by_type, needs_keys)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = description
+    description = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "factorcell",
+            "version": __version__,
+            "description": "Completes text as users type, learns accepted texts, and deletes user data on request.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+        "x-problems": {
+            kind: {"status": status, "title": title} for kind, (status, title) in problems.PROBLEM_KINDS.items()
+        },
+    }
+    if needs_keys:
+        scope_list = "; ".join(f"{scope}: {text}" for scope, text in SCOPE_DESCRIPTIONS.items())
+        scheme = {"type": "http", "scheme": "bearer", "description": scope_list}
+        description["components"]["securitySchemes"] = {"key": scheme}
+    return description
+
+
+def _describe_operation(operation: Operation, references_by_type: dict[Any, Json], needs_keys: bool) -> Json:
+    media_type, schema = "application/json", references_by_type[operation.response_type]
+    if operation.is_streaming:
+        data = {"type": "string", "contentMediaType": media_type, "contentSchema": schema}
+        media_type, schema = EVENT_STREAM, {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    description: Json = {
+        "operationId": f"{operation.name}_{operation.method.lower()}",
+        "summary": (operation.handler.__doc__ or "").strip().split("\n")[0],
+        "parameters": [],
+        "responses": {
+            "200": {
+                "description": (operation.response_type.__doc__ or "").strip(),
+                "content": {media_type: {"schema": schema}},
+            },
+            "default": {
+                "description": "Why the request failed",
+                "content": {problems.MEDIA_TYPE: {"schema": references_by_type[Problem]}},
+            },
+        },
+    }
+    if "{user}" in operation.path:
+        id_schema = msgspec.json.schema(UserId)
+        description["parameters"].append({"name": "user", "in": "path", "required": True, "schema": id_schema})
+    if operation.request_type is not None:
+        body = {"application/json": {"schema": references_by_type[operation.request_type]}}
+        description["requestBody"] = {"required": True, "content": body}
+    if needs_keys and operation.scope:
+        description["security"] = [{"key": [operation.scope]}]
+    return description
+
+
+def routes(hint: str = "", needs_keys: bool = False) -> list[Route]:
+    """Return the routes of the OpenAPI description and of all files.
+
+    Args:
+        hint: The placeholder of the empty search box.
+        needs_keys: Whether the service requires keys.
+    """
+    description = openapi(needs_keys)
+    folder = resources.files("factorcell") / "service" / "page"
+    contents = {path: (folder / name).read_bytes() for path, name in FILES.items()}
+    contents["/"] = contents["/"].replace(HINT.encode(), html.escape(hint or HINT).encode(errors="replace"))
+    template = jinja2.Template(contents["/docs"].decode(), autoescape=True, trim_blocks=True)
+    operations = [(path, *item) for path, methods in description["paths"].items() for item in methods.items()]
+    contents["/docs"] = template.render(description, operations=operations, problems=description["x-problems"]).encode()
+    constants = {"/healthz": b'{"status":"ok"}', "/openapi.json": msgspec.json.encode(description)}
+    return [
+        *(Route(path, _constant_endpoint(content)) for path, content in constants.items()),
+        *(_file_route(path, content) for path, content in contents.items()),
+    ]
+
+
+def _constant_endpoint(content: bytes) -> Any:
+    async def respond(_: Request) -> Response:
+        return Response(content, media_type="application/json")
+
+    return respond
+
+
+def _file_route(path: str, content: bytes) -> Route:
     entity_tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
-    _, _, extension = name.rpartition(".")
+    _, _, extension = FILES[path].rpartition(".")
     headers = {
         "Cache-Control": "no-cache",
-        "Content-Security-Policy": policy,
-        "Cross-Origin-Resource-Policy": "cross-origin" if name == BOX else "same-origin",
+        "Content-Security-Policy": PAGE_POLICY,
+        "Cross-Origin-Resource-Policy": "cross-origin" if FILES[path] == BOX else "same-origin",
         "ETag": entity_tag,
     }
 

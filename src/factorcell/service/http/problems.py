@@ -1,14 +1,23 @@
-"""Errors as problem details (RFC 9457). No problem contains a path of the server, or data of another user."""
+"""Requests as messages, and errors as problem details (RFC 9457).
 
+No problem contains a path of the server, or data of another user.
+"""
+
+import codecs
 import math
 from collections.abc import Mapping
+from typing import TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from factorcell.errors import UserError
-from factorcell.service.http.messages import Problem
-from factorcell.service.record import StoreError
+from factorcell.service.engine import UserExistsError
+from factorcell.service.messages import Problem
+from factorcell.service.record import LOG, DamagedRecordError, StoreError, log_unexpected_error
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -29,6 +38,13 @@ PROBLEM_KINDS: dict[str, tuple[int, str]] = {
     "overloaded": (503, "The server is overloaded"),
     "no-store": (503, "The store does not answer"),
 }
+# Status of a request that matches no route -> kind and detail of the problem.
+PROBLEMS_BY_STATUS = {
+    404: ("not-found", "unknown path; /openapi.json lists all paths"),
+    405: ("wrong-method", "this path does not support this method; the header Allow lists the supported methods"),
+}
+
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 class ProblemError(Exception):
@@ -56,15 +72,66 @@ class ProblemError(Exception):
         return Response(msgspec.json.encode(problem), status, self.headers, MEDIA_TYPE)
 
 
+class DisconnectedError(Exception):
+    """The client has disconnected."""
+
+
 def problem_from(error: Exception, folder: str = "") -> ProblemError:
-    """Return the problem that describes an error.
+    """Return the problem that describes an error, and log an unexpected error or a damaged record.
 
     In the message of a `UserError`, "the model" replaces the path `folder` of the run, which clients must not see.
     """
     if isinstance(error, ProblemError):
         return error
+    if isinstance(error, HTTPException):  # no route
+        kind, detail = PROBLEMS_BY_STATUS.get(error.status_code, ("malformed", "/docs describes valid requests"))
+        return ProblemError(kind, detail, headers=error.headers)
     if isinstance(error, UserError):
-        return ProblemError("invalid", str(error).replace(folder, "the model") if folder else str(error))
+        kind = "conflict" if isinstance(error, UserExistsError) else "invalid"
+        return ProblemError(kind, str(error).replace(folder, "the model") if folder else str(error))
     if isinstance(error, StoreError):
+        if isinstance(error, DamagedRecordError):
+            LOG.error("the record of a user is damaged; `factorcell users export` names all users with damaged records")
         return ProblemError("no-store", "user data cannot be read or written now; try again later", retry_after=1)
+    log_unexpected_error(error)
     return ProblemError("failed", "unexpected error; it was logged")
+
+
+async def read_message(request: Request, message_type: type[M], max_bytes: int) -> M:
+    """Return the message in the body of a request; raise a `ProblemError` if the body is invalid."""
+    try:
+        media_type, _, _ = request.headers.get("content-type", "").partition(";")
+        if media_type.strip().lower() != "application/json" or "content-encoding" in request.headers:
+            raise ProblemError("wrong-type", "expected an uncompressed body with Content-Type: application/json")
+        # Some editors write a byte order mark.
+        content = (await _read_body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
+        return msgspec.json.decode(_decode_text(content, "body"), type=message_type)
+    except msgspec.ValidationError as error:
+        raise ProblemError("invalid", str(error)) from None
+    except (msgspec.DecodeError, RecursionError):
+        raise ProblemError("malformed", "expected a body in JSON") from None
+
+
+def path_parameter(request: Request, name: str) -> str:
+    """Return the unescaped value of a parameter in the path of a request."""
+    return _decode_text(unquote_to_bytes(request.path_params[name]), "path")
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    content = bytearray()
+    try:
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > max_bytes:
+                headers = {"Connection": "close"}  # the rest of the body is not read
+                raise ProblemError("too-large", f"expected a body of at most {max_bytes} bytes", headers=headers)
+    except ClientDisconnect:
+        raise DisconnectedError from None
+    return bytes(content)
+
+
+def _decode_text(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ProblemError("malformed", f"expected UTF-8 text in the {where}") from None

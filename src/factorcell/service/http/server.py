@@ -1,4 +1,7 @@
-"""The server: it serves a run and a store on a port, in one process or in several processes that share the port."""
+"""The server: it serves a run and a store on a port, in one process or in several processes that share the port.
+
+It uses uvicorn with httptools, which is faster than h11, and with stricter limits.
+"""
 
 import errno
 import gc
@@ -6,42 +9,134 @@ import ipaddress
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
-from factorcell.io import findings
+from factorcell.io import digests, findings
 from factorcell.nn.devices import AUTO
 from factorcell.runs.run import Run
-from factorcell.service.block_list import BlockList
 from factorcell.service.engine import CACHE_SIZE, Service
-from factorcell.service.http import metrics
-from factorcell.service.http.application import application
+from factorcell.service.http.application import METRICS_DIRECTORY, Settings, Site, application, new_lanes
 from factorcell.service.http.keys import KeyRing
-from factorcell.service.http.protocol import StrictHttpToolsProtocol
-from factorcell.service.http.site import Settings, Site, new_lanes
-from factorcell.service.http.watching import Watcher, folder_stamp
 from factorcell.service.learning import ServedModel
-from factorcell.service.privacy import Privacy
-from factorcell.service.stores.opening import open_store
+from factorcell.service.privacy import BlockList, Privacy
+from factorcell.service.record import LOG, StoreError, log_unexpected_error
+from factorcell.service.stores.store import open_store
 
-LOG = logging.getLogger("factorcell.service")
 SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; short, because a request uses several threads
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 CHECK_INTERVAL = 0.2  # seconds between two checks of workers and signals
+MAX_HEAD_BYTES = 64 << 10  # maximum bytes of a request line and headers that arrive in several pieces
+# A field Upgrade. It does not occur in JSON, where CR and LF are only allowed between tokens.
+UPGRADE_FIELD = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+IGNORED_FIELD = b"\r\nignored:"  # has the same length, so that Content-Length stays correct
+WATCH_INTERVAL = 1.0  # seconds between two checks of the files that the server has read
+EXPIRY_INTERVAL = 600.0  # seconds between two deletions of expired texts
+
+Stamp = tuple[tuple[Path, int, int, int], ...]  # each existing file, with its modification time, inode and size
+
+
+def file_stamp(*paths: Path) -> Stamp:
+    """Return a value that changes if one of the files changes or is replaced."""
+    file_stamps = []
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            file_stamps.append((path, status.st_mtime_ns, status.st_ino, status.st_size))
+    return tuple(file_stamps)
+
+
+class Watcher:
+    """A context manager with a thread that watches the run, the keys and the expiry of texts for a site.
+
+    The watcher opens a new model and tries it out while the service still uses the old one; then the service uses the
+    new one. If the new model is damaged or incomplete, the service keeps the old one, and the watcher opens the new one
+    again when its files change.
+
+    Args:
+        site: The site that serves.
+        files: The files that determine the model.
+        stamp: The `file_stamp` of these files, computed before the served run was opened.
+        reopen: Opens the run, tries it out, and returns its model.
+    """
+
+    def __init__(self, site: Site, files: Sequence[Path], stamp: Stamp, reopen: Callable[[], ServedModel]) -> None:
+        self.site, self.files, self.reopen = site, files, reopen
+        self.model_stamp, self.keys_stamp = stamp, None if site.keys is None else file_stamp(site.keys.path)
+        self.last_expiry = time.monotonic() - EXPIRY_INTERVAL
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="factorcell-watcher", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def check_once(self) -> None:
+        """Load a changed model and changed keys, and delete expired texts."""
+        self._reload_changed_model()
+        self._reload_changed_keys()
+        if self.site.service.privacy.retention is not None and time.monotonic() >= self.last_expiry + EXPIRY_INTERVAL:
+            self.last_expiry = time.monotonic()
+            try:
+                self.site.service.expire()
+            except StoreError:
+                LOG.warning("expired texts could not be deleted: the store does not answer")
+
+    def _reload_changed_model(self) -> None:
+        if (stamp := file_stamp(*self.files)) == self.model_stamp:
+            return
+        self.model_stamp = stamp
+        try:
+            model = self.reopen()
+        except (UserError, OSError, ValueError, RuntimeError) as error:
+            self.site.metrics.models.labels("refused").inc()
+            LOG.warning("the new run is invalid and the previous run is still served: %s", error)
+            return
+        self.site.service.replace_model(model)
+        self.site.metrics.models.labels("served").inc()
+        LOG.warning("a new model is served from now on")
+
+    def _reload_changed_keys(self) -> None:
+        keys = self.site.keys
+        if keys is None or (stamp := file_stamp(keys.path)) == self.keys_stamp:
+            return
+        self.keys_stamp = stamp
+        try:
+            keys.refresh()
+        except (UserError, OSError) as error:
+            LOG.warning("the new keys are invalid and the previous keys remain valid: %s", error)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.check_once()
+            except Exception as error:  # the watcher must still notice later changes
+                log_unexpected_error(error)
+            if self._closed.wait(WATCH_INTERVAL):
+                return
 
 
 @dataclass(frozen=True)
@@ -87,18 +182,15 @@ class ServerOptions:
         return Site(service, self.settings, keys, lanes=new_lanes(self.threads))
 
     def open_application(self) -> ASGIApp:
-        """Open the site and return its application, which reloads a changed model or changed keys within seconds.
-
-        On SIGHUP, the application reloads the model and changed keys at once.
-        """
+        """Open the site and return its application, which soon reloads a changed model, block list or key file."""
+        files = [self.run / digests.FILE, self.run / "weights.safetensors"]
+        if self.block_list is not None:
+            files.append(self.block_list)
         # The stamp is computed before the run is opened: the watcher must notice a change during the opening.
-        stamp = folder_stamp(self.run)
+        stamp = file_stamp(*files)
         site = self.open_site()
-        watcher = Watcher(site, self.run, self.open_model, stamp)
         site.metrics.processes.set(1)
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, lambda *_: watcher.reload())
-        return application(site, watcher)
+        return application(site, Watcher(site, files, stamp, self.open_model))
 
 
 def is_loopback(host: str) -> bool:
@@ -156,11 +248,50 @@ def serve(options: ServerOptions) -> None:
             return uvicorn_server(app).run([listener])
         options.open_site().close()  # reports an invalid run or store once; otherwise, each worker would report it
         with TemporaryDirectory(prefix="factorcell-") as folder:
-            os.environ[metrics.DIRECTORY_VARIABLE] = folder
+            os.environ[METRICS_DIRECTORY] = folder
             findings.show()
             LOG.info("serving %s at %s in %s processes; press Ctrl-C to stop", options.run, url, options.workers)
             supervise(options, listener)
     return None
+
+
+class StrictHttpToolsProtocol(HttpToolsProtocol):
+    """A connection that bounds the memory for heads, requires a host, and ignores requests for other protocols.
+
+    httptools collects a head, a trailer or a chunk extension of any size. Therefore this class counts the bytes since
+    the last complete head or the last bytes of a body. httptools also drops the body of a request with a field Upgrade,
+    which some clients send to offer HTTP/2; RFC 9110 lets servers ignore this field.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pending_bytes, self._is_in_body = 0, False
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes from the client."""
+        self._pending_bytes += len(data)
+        super().data_received(data if self._is_in_body else UPGRADE_FIELD.sub(IGNORED_FIELD, data))
+        if self._pending_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("Request head too large.")
+
+    def on_headers_complete(self) -> None:
+        """Start the request; an error closes the connection with the status 400."""
+        if sum(name == b"host" for name, _ in self.headers) != 1 and self.parser.get_http_version() == "1.1":
+            raise ValueError("expected one field Host")
+        if self.parser.should_upgrade():
+            raise ValueError("expected a request without a change of protocol")
+        self._pending_bytes, self._is_in_body = 0, True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a part of the body."""
+        self._pending_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the request."""
+        self._pending_bytes, self._is_in_body = 0, False
+        super().on_message_complete()
 
 
 def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
@@ -184,17 +315,11 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
 
 
 def supervise(options: ServerOptions, listener: socket.socket) -> None:
-    """Run the workers until SIGINT or SIGTERM, replace workers that die, and forward SIGHUP to all workers."""
+    """Run the workers until SIGINT or SIGTERM, and replace workers that die."""
     context = multiprocessing.get_context("spawn")
-    stop_signals, reload_signals = list[int](), list[int]()  # signals that this process received
-    received_by_number: dict[int, list[int]] = {signal.SIGINT: stop_signals, signal.SIGTERM: stop_signals}
-    if hasattr(signal, "SIGHUP"):
-        received_by_number[signal.SIGHUP] = reload_signals
-
-    def record_signal(number: int, _: object) -> None:
-        received_by_number[number].append(number)
-
-    previous_handlers = {number: signal.signal(number, record_signal) for number in received_by_number}
+    is_stopping = threading.Event()
+    stop_signals = (signal.SIGINT, signal.SIGTERM)
+    previous_handlers = [signal.signal(number, lambda *_: is_stopping.set()) for number in stop_signals]
 
     def start_worker() -> SpawnProcess:
         worker = context.Process(target=run_worker, args=(options, listener))
@@ -203,22 +328,18 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
 
     workers = [start_worker() for _ in range(options.workers)]
     try:
-        while not stop_signals:
+        while not is_stopping.is_set():
             connection.wait([worker.sentinel for worker in workers], CHECK_INTERVAL)
-            must_reload = bool(reload_signals)
-            reload_signals.clear()
             for index, worker in enumerate(workers):
                 if not worker.is_alive():
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     workers[index] = start_worker()
-                elif must_reload and worker.pid is not None:
-                    os.kill(worker.pid, signal.SIGHUP)  # a worker that is still starting dies and is replaced
     finally:
         for worker in workers:
             worker.terminate()
         for worker in workers:
             worker.join()
-        for number, handler in previous_handlers.items():
+        for number, handler in zip(stop_signals, previous_handlers, strict=True):
             signal.signal(number, handler)
 
 

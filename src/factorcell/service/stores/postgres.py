@@ -22,7 +22,6 @@ from factorcell.service.stores.store import SQLStore, check_schema, one_line
 MAX_CONNECTIONS = 16  # maximum number of connections of one process
 TIMEOUT = 2.0  # maximum number of seconds to wait for a connection, and for an answer
 CHECK_INTERVAL = 0.1  # seconds between checks of the deadline
-PURGE_TIMEOUT = 3600.0  # seconds for rewriting the table
 SESSION_OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
 LOCK_KEY = 0x66637573  # key of the advisory lock for creating tables: the letters "fcus" in ASCII
 
@@ -40,16 +39,14 @@ CREATE_COMMANDS = (
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that closes itself if the server does not answer within `answer_timeout`."""
-
-    answer_timeout = TIMEOUT  # seconds
+    """A connection that closes itself if the server does not answer within `TIMEOUT`."""
 
     def wait(self, gen: PQGen[T], interval: float = CHECK_INTERVAL, timeout: float | None = None) -> T:
         return super().wait(self._with_deadline(gen), interval, timeout)
 
     def _with_deadline(self, gen: PQGen[T]) -> PQGen[T]:
         """Run `gen`, which waits for the server; at the deadline, close the connection and raise an error."""
-        deadline = monotonic() + self.answer_timeout
+        deadline = monotonic() + TIMEOUT
         try:
             waits_for = next(gen)
             while monotonic() < deadline:
@@ -66,13 +63,16 @@ class PostgresStore(SQLStore):
 
     def __init__(self, url: str) -> None:
         """Connect to the server; raise a `UserError` if no server answers or the tables have a newer schema."""
+        self._url = url
         options: dict[str, Any] = {
             "autocommit": True,
             "connect_timeout": math.ceil(TIMEOUT),
             "options": SESSION_OPTIONS,
         }
         try:
-            psycopg.connect(url, **options).close()  # the pool would retry until its timeout and hide the reason
+            # The pool would retry until its timeout and hide the reason of a failure.
+            with BoundedConnection.connect(url, **options) as connection, connection.transaction():
+                _create_tables(connection)
             self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
                 url,
                 connection_class=BoundedConnection,
@@ -85,39 +85,24 @@ class PostgresStore(SQLStore):
             )
         except psycopg.Error as error:
             raise UserError(f"store postgresql: cannot be opened ({one_line(error)})") from None
-        try:
-            with self._connection() as connection, connection.transaction():
-                _create_tables(connection)
-        except StoreError as error:
-            self._pool.close()
-            raise UserError(f"store postgresql: cannot be opened ({one_line(error.__cause__ or error)})") from None
-        except UserError:
-            self._pool.close()
-            raise
 
     def check(self) -> None:
         self._change_row("UPDATE factorcell_schema SET version = version")
 
     def purge(self) -> list[str]:
         remaining = []
-        with self._connection() as connection:
-            connection.answer_timeout = PURGE_TIMEOUT
-            connection.execute("SET statement_timeout = 0")
-            try:
-                connection.execute("VACUUM FULL factorcell_users")
-                for command in ("SELECT pg_switch_wal()", "CHECKPOINT"):
-                    try:
-                        connection.execute(command)
-                    except psycopg.errors.InsufficientPrivilege:
-                        remaining.append(
-                            f"write-ahead log: this role lacks the right to run {command}; run it as a superuser"
-                        )
-                settings = dict(
-                    connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [LOG_SETTINGS])
-                )
-            finally:
-                connection.execute("RESET statement_timeout")
-                connection.answer_timeout = TIMEOUT
+        with _store_errors(), psycopg.connect(self._url, autocommit=True) as connection:  # without timeouts
+            connection.execute("VACUUM FULL factorcell_users")
+            for command in ("SELECT pg_switch_wal()", "CHECKPOINT"):
+                try:
+                    connection.execute(command)
+                except psycopg.errors.InsufficientPrivilege:
+                    remaining.append(
+                        f"write-ahead log: this role lacks the right to run {command}; run it as a superuser"
+                    )
+            settings: dict[str, str] = dict(
+                connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [LOG_SETTINGS])
+            )
         if settings["wal_recycle"] != "off":
             remaining.append("write-ahead log: recycled files still contain deleted data; set wal_recycle = off")
         if settings["archive_mode"] != "off":
@@ -138,14 +123,21 @@ class PostgresStore(SQLStore):
     @contextmanager
     def _connection(self) -> Iterator[BoundedConnection]:
         """Yield a connection from the pool. If the connection breaks, check the idle connections of the pool."""
-        connection = None
-        try:
-            with self._pool.connection() as connection:
+        with _store_errors(), self._pool.connection() as connection:
+            try:
                 yield connection
-        except (psycopg.Error, PoolTimeout, PoolClosed) as error:
-            if connection is not None and connection.broken and not self._pool.closed:
-                self._pool.check()
-            raise StoreError(f"store postgresql: {one_line(error)}") from error
+            finally:
+                if connection.broken and not self._pool.closed:
+                    self._pool.check()
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """Raise each error of the packages psycopg and psycopg_pool as a `StoreError`."""
+    try:
+        yield
+    except (psycopg.Error, PoolTimeout, PoolClosed) as error:
+        raise StoreError(f"store postgresql: {one_line(error)}") from error
 
 
 def _create_tables(connection: psycopg.Connection[Any]) -> None:

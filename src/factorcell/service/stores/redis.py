@@ -5,8 +5,7 @@ their oldest text. Each write is a script, which runs atomically. If the server 
 write, the script returns after the data are on disk.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
 
@@ -16,7 +15,7 @@ from redis.retry import Retry
 
 from factorcell.errors import UserError
 from factorcell.service.record import Record, StoreError, decoded_id
-from factorcell.service.stores.store import PAGE_SIZE, check_schema, checked_version, one_line
+from factorcell.service.stores.store import PAGE_SIZE, check_schema, one_line
 
 TIMEOUT = 2.0  # maximum number of seconds to wait for an answer
 PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
@@ -31,7 +30,7 @@ DURABLE_SETTINGS = {"appendonly": "yes", "appendfsync": "always"}  # server sett
 # ARGV of DELETE_SCRIPT: the expected version ('': any version), the id.
 WRITE_SCRIPT = """
 if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'user', ARGV[2], 'version', ARGV[3], 'value', ARGV[5])
+redis.call('HSET', KEYS[1], 'version', ARGV[3], 'value', ARGV[5])
 redis.call('ZADD', KEYS[2], 0, ARGV[2])
 redis.call('ZADD', KEYS[3], ARGV[4], ARGV[2])
 return 1
@@ -59,75 +58,62 @@ class RedisStore:
         """
         no_retry = Retry(NoBackoff(), retries=0)  # a repeated script would find its own write and report a conflict
         try:
-            pool: Any = redis.ConnectionPool.from_url(
+            # The type is Any, because the package redis annotates every result as a possible awaitable.
+            self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=no_retry, protocol=2
             )
         except ValueError as error:
             raise UserError(f"store redis: {error}") from None
-        # The type is Any, because the package redis annotates every result as a possible awaitable.
-        self._client: Any = redis.Redis(connection_pool=pool)
         self._is_closed = False
         self._write_script = self._client.register_script(WRITE_SCRIPT)
         self._delete_script = self._client.register_script(DELETE_SCRIPT)
         try:
-            with self._convert_errors():
-                self._client.setnx(SCHEMA_KEY, SCHEMA_VERSION)
-                stored_version = int(self._client.get(SCHEMA_KEY) or 0)
-            check_schema(stored_version, SCHEMA_VERSION, "store redis")
-        except StoreError as error:
+            self._client.setnx(SCHEMA_KEY, SCHEMA_VERSION)
+            check_schema(int(self._client.get(SCHEMA_KEY) or 0), SCHEMA_VERSION, "store redis")
+            self._check_durable()
+        except redis.RedisError as error:
             self.close()
-            raise UserError(f"store redis: cannot be opened ({one_line(error.__cause__ or error)})") from None
+            raise UserError(f"store redis: cannot be opened ({one_line(error)})") from None
         except UserError:
             self.close()
             raise
-        self._check_durable()
 
     def read(self, user: str) -> Record | None:
-        with self._convert_errors():
-            value = self._client.hget(_user_key(user), "value")
+        value = self._call(self._client.hget, _user_key(user), "value")
         return None if value is None else Record.from_bytes(value, user)
 
     def version(self, user: str) -> int | None:
-        with self._convert_errors():
-            stored_id, version = self._client.hmget(_user_key(user), "user", "version")
-        return None if version is None else checked_version(user, stored_id, version)
+        version = self._call(self._client.hget, _user_key(user), "version")
+        return None if version is None else int(version)
 
     def write(self, record: Record, expected_version: int | None) -> bool:
-        keys = [_user_key(record.user), ALL_USERS, USERS_BY_OLDEST]
         expected = "" if expected_version is None else expected_version
         arguments = [expected, record.user.encode(), record.version, record.oldest_time, record.to_bytes()]
-        with self._convert_errors():
-            return bool(self._write_script(keys, arguments))
+        return bool(self._call(self._write_script, [_user_key(record.user), ALL_USERS, USERS_BY_OLDEST], arguments))
 
     def delete(self, user: str, expected_version: int | None = None) -> bool:
-        keys = [_user_key(user), ALL_USERS, USERS_BY_OLDEST]
         arguments = ["" if expected_version is None else expected_version, user.encode()]
-        with self._convert_errors():
-            return bool(self._delete_script(keys, arguments))
+        return bool(self._call(self._delete_script, [_user_key(user), ALL_USERS, USERS_BY_OLDEST], arguments))
 
     # In a range of a sorted set, "(" excludes the bound that follows it; "-" is below and "+" above all members.
     def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
         lower_bound = b"(" + after.encode() if after else b"-"
-        with self._convert_errors():
-            ids = self._client.zrange(ALL_USERS, lower_bound, b"+", bylex=True, offset=0, num=limit)
+        ids = self._call(self._client.zrange, ALL_USERS, lower_bound, b"+", bylex=True, offset=0, num=limit)
         return [decoded_id(user) for user in ids]
 
     def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
-        with self._convert_errors():
-            ids = self._client.zrange(USERS_BY_OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
+        upper_bound, options = b"(%d" % before, {"byscore": True, "offset": 0, "num": limit}
+        ids = self._call(self._client.zrange, USERS_BY_OLDEST, b"-inf", upper_bound, **options)
         return [decoded_id(user) for user in ids]
 
     def check(self) -> None:
-        with self._convert_errors():
-            self._client.set(SCHEMA_KEY, SCHEMA_VERSION)
+        self._call(self._client.set, SCHEMA_KEY, SCHEMA_VERSION)
 
     def purge(self) -> list[str]:
-        with self._convert_errors():
-            deadline = monotonic() + PURGE_TIMEOUT
-            self._wait_for_rewrite(deadline)  # a running rewrite may have begun before the deletion
-            self._client.bgrewriteaof()
-            self._wait_for_rewrite(deadline)
-            info = self._client.info("persistence")
+        deadline = monotonic() + PURGE_TIMEOUT
+        self._wait_for_rewrite(deadline)  # a running rewrite may have begun before the deletion
+        self._call(self._client.bgrewriteaof)
+        info = self._wait_for_rewrite(deadline)
         remaining = []
         if info["aof_last_bgrewrite_status"] != "ok":
             remaining.append("append-only file: rewriting it failed; see the log of the server")
@@ -140,12 +126,12 @@ class RedisStore:
         self._client.close()
         self._client.connection_pool.disconnect()
 
-    def _is_rewriting(self) -> bool:
-        info = self._client.info("persistence")
-        return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
-
-    def _wait_for_rewrite(self, deadline: float) -> None:
-        while self._is_rewriting():
+    def _wait_for_rewrite(self, deadline: float) -> dict[str, Any]:
+        """Wait until the append-only file is not being rewritten, and return facts about the files of the server."""
+        while True:
+            info: dict[str, Any] = self._call(self._client.info, "persistence")
+            if not (info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]):
+                return info
             if monotonic() > deadline:
                 raise StoreError("store redis: the append-only file is still being rewritten")
             sleep(0.01)
@@ -162,16 +148,14 @@ class RedisStore:
         if settings.get("maxmemory", "0") != "0" and settings.get("maxmemory-policy") != "noeviction":
             required.append("maxmemory-policy noeviction")
         if required:
-            self.close()
             raise UserError(f"store redis: the server may lose acknowledged writes; set {' and '.join(required)}")
 
-    @contextmanager
-    def _convert_errors(self) -> Iterator[None]:
-        """Raise each error of the package redis as a `StoreError`; raise one at once if the store is closed."""
+    def _call(self, command: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Return the result of a command; raise a `StoreError` if it fails or the store is closed."""
         if self._is_closed:
             raise StoreError("store redis: the store is closed")
         try:
-            yield
+            return command(*arguments, **options)
         except redis.RedisError as error:
             raise StoreError(f"store redis: {one_line(error)}") from error
 

@@ -1,15 +1,13 @@
 """A store in an SQLite file, for one machine with any number of processes.
 
-Write-ahead logging lets readers work during a write. With `synchronous=FULL`, a write returns after its data are saved
-on disk.
-With `secure_delete`, SQLite overwrites deleted rows with zeros.
+Write-ahead logging lets readers work during a write. With `synchronous=FULL`, a write returns after its data are on
+disk. With `secure_delete`, SQLite overwrites deleted rows with zeros.
 """
 
-import queue
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,8 @@ CREATE_COMMANDS = (
     "CREATE TABLE factorcell_users (user_id BLOB PRIMARY KEY NOT NULL, version INTEGER NOT NULL, "
     "oldest INTEGER NOT NULL, value BLOB NOT NULL) STRICT",
     "CREATE INDEX factorcell_users_oldest ON factorcell_users (oldest, user_id)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
 
@@ -35,7 +35,7 @@ class SQLiteStore(SQLStore):
     def __init__(self, path: Path) -> None:
         """Open the file; raise a `UserError` if it is not a store, has a newer schema, or cannot be opened."""
         self.path = path
-        self._idle_connections: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._idle_connections: list[sqlite3.Connection] = []
         self._write_lock = threading.Lock()  # a lock wakes the next writer at once; SQLite would poll
         self._is_closed = False
         if not path.parent.is_dir():
@@ -62,11 +62,8 @@ class SQLiteStore(SQLStore):
 
     def close(self) -> None:
         self._is_closed = True
-        while True:
-            try:
-                self._idle_connections.get_nowait().close()
-            except queue.Empty:
-                return
+        while self._idle_connections:
+            self._idle_connections.pop().close()
 
     def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
@@ -78,31 +75,27 @@ class SQLiteStore(SQLStore):
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection for exclusive use, and close the connection if it fails."""
+        """Yield a connection for exclusive use, and close it if an error occurs."""
         if self._is_closed:
             raise StoreError("store sqlite: the store is closed")
-        connection = None
+        is_reusable = False
         try:
             connection = self._take_connection()
-            yield connection
-        except sqlite3.Error as error:
-            if connection is not None:
-                connection.close()
-                connection = None
-            raise StoreError(f"store sqlite: {error}") from error
-        finally:
-            if connection is not None:
-                if self._is_closed:
-                    connection.close()
+            try:
+                yield connection
+                is_reusable = not self._is_closed
+            finally:
+                if is_reusable:
+                    self._idle_connections.append(connection)
                 else:
-                    self._idle_connections.put(connection)
+                    connection.close()
+        except sqlite3.Error as error:
+            raise StoreError(f"store sqlite: {error}") from error
 
     def _take_connection(self) -> sqlite3.Connection:
         """Return an idle connection, or a new one if there is none."""
-        try:
-            return self._idle_connections.get_nowait()
-        except queue.Empty:
-            pass
+        with suppress(IndexError):
+            return self._idle_connections.pop()
         connection = sqlite3.connect(
             self.path.absolute(), timeout=WRITE_TIMEOUT, isolation_level=None, check_same_thread=False
         )
@@ -116,25 +109,15 @@ class SQLiteStore(SQLStore):
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file.
-
-    Raises:
-        UserError: The file is another database or has a newer schema.
-    """
-    connection.execute("BEGIN IMMEDIATE")
+    """Create the tables of a new file; raise a `UserError` if the file is another database or has a newer schema."""
+    connection.execute("BEGIN IMMEDIATE")  # an error closes the connection, which rolls the transaction back
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (object_count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # tables, indexes and others
-    try:
-        if application_id != APPLICATION_ID and (application_id or object_count):
-            raise UserError(f"{path}: expected a store of users, got another SQLite database")
-        check_schema(version, SCHEMA_VERSION, path)
-        if not version:
-            for command in CREATE_COMMANDS:
-                connection.execute(command)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except UserError:
-        connection.execute("ROLLBACK")
-        raise
+    if application_id != APPLICATION_ID and (application_id or object_count):
+        raise UserError(f"{path}: expected a store of users, got another SQLite database")
+    check_schema(version, SCHEMA_VERSION, path)
+    if not version:
+        for command in CREATE_COMMANDS:
+            connection.execute(command)
+    connection.execute("COMMIT")

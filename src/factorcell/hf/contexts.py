@@ -1,23 +1,105 @@
-"""Read the contexts of texts from tables and from mappings, for context adapters (`context_model`)."""
+"""The options of context adapters (`context_model`), and the contexts of texts, read from tables and from mappings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
-from factorcell.config import DataConfig
+from factorcell.config import Config, DataConfig
 from factorcell.data.cache import CONTEXTS, number_findings
-from factorcell.data.columns.columns import ContextColumns
+from factorcell.data.columns.columns import ContextColumns, parse_column
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.rows import is_row, to_rows
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.tables.arrow import class_name
 from factorcell.data.tables.chunks import Chunk, Table
-from factorcell.data.tables.tables import is_column, open_table
+from factorcell.data.tables.tables import feature_classes, is_column, open_table
 from factorcell.errors import UserError, check_choice
-from factorcell.io.findings import report
-from factorcell.nn.value_names import name_line
+from factorcell.io.findings import Finding, report
+from factorcell.nn.language_model import name_line
+from factorcell.options.columns import Column, column_texts
+from factorcell.options.limits import MAX_FLOAT, Limits, is_names, make_plain
+from factorcell.options.option_fields import INPUT_ADAPTERS, MAX_SIZE
 
+ALL_LINEAR = "all-linear"
 _ANY_COLUMN = "(any)"
+
+
+@dataclass(frozen=True)
+class ContextConfig:
+    """The context columns, sizes and other options of context adapters.
+
+        ContextConfig(["stars", Number("nights")], rank=8).fit(table)
+
+    Attributes:
+        columns: The context columns: names, whose values decide their kinds, or objects such as `Number("nights")`.
+        min_count: Values of a category with fewer rows are rare and share one embedding.
+        rank: The rank of the change of each weight matrix that depends on the context.
+        shared_rank: The rank of the change that all contexts share, a LoRA; 0: none.
+        alpha: Both changes are multiplied by alpha / rank, as in LoRA.
+        target_modules: Names of the linear maps to adapt, such as `q_proj`; `all-linear` adapts all maps of the layers.
+        adapt: Names of the adapters of each map: factor, concat, scale, and those that `register_adapter` has added.
+        context_size: The size of the context vector, K.
+        variable_size: The size of the embedding of a context variable.
+        output_bias: Whether the context also changes the bias of the output layer.
+        schema: The context variables, which `fit` determines from the columns of a training table.
+    """
+
+    columns: Sequence[str | Column] = ()
+    min_count: int = 50
+    rank: int = 4
+    shared_rank: int = 32
+    alpha: float = 4.0
+    target_modules: str | tuple[str, ...] = ALL_LINEAR
+    adapt: tuple[str, ...] = ("factor",)
+    context_size: int = 8
+    variable_size: int = 8
+    output_bias: bool = False
+    schema: ContextSchema = field(default_factory=ContextSchema)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", column_texts(self.columns))
+        make_plain(self)
+        for name in ("columns", "adapt"):
+            if not is_names(value := getattr(self, name)):
+                raise UserError(f"{name}: expected a list of names, got {value!r}")
+        if not self.target_modules or not (is_names(self.target_modules) or self.target_modules == ALL_LINEAR):
+            raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
+        for name, low in {"min_count": 1, "rank": 1, "shared_rank": 0, "context_size": 1, "variable_size": 1}.items():
+            Limits(low, MAX_SIZE).check(name, getattr(self, name))
+        Limits(0, MAX_FLOAT, whole=False, above=True).check("alpha", self.alpha)
+        if not isinstance(self.output_bias, bool):
+            raise UserError(f"output_bias: expected True or False, got {self.output_bias!r}")
+        if names := set(INPUT_ADAPTERS) & set(self.adapt):
+            expected = "expected adapters that change weights, such as factor"
+            remedy = "put what is read before a text into the input tokens"
+            raise UserError(f"adapt: {expected}, got {min(names)}; {remedy}")
+
+    def fit(self, source: Any) -> Self:
+        """Return these options with the context variables of a training table.
+
+        Args:
+            source: A table of any supported type, such as a path, a list of rows, a data frame or a `datasets.Dataset`.
+
+        Raises:
+            UserError: A column is missing or has an invalid value.
+        """
+        for column, kind, _ in map(parse_column, map(str, self.columns)):
+            if kind == "prompt":
+                raise UserError(f"{column}: expected no prompt; put its text into the input tokens")
+        if not self.columns:
+            return self
+        data = Config.of(context=self.columns, min_context_count=self.min_count).data
+        classes = feature_classes(source)
+        columns = _read_columns(_with_class_names(open_table(source), classes), data)
+        variables = [reader.build_variable(data) for reader in columns.readers]
+        schema = ContextSchema(
+            tuple(replace(variable, classes=classes.get(variable.source_column, ())) for variable in variables)
+        )
+        for variable in schema.categories:
+            if variable.is_all_rare:
+                problem = f"no value has {self.min_count:,} rows, so the column changes nothing"
+                report(Finding("uninformative column", f"{variable.name}: {problem}; lower min_count"))
+        return replace(self, schema=schema)
 
 
 def read_names(source: Any, schema: ContextSchema) -> list[str]:
@@ -41,15 +123,10 @@ def read_names(source: Any, schema: ContextSchema) -> list[str]:
 
 
 class ContextReader:
-    """Reads contexts with a schema.
-
-    Args:
-        schema: The context variables.
-    """
+    """Reads contexts with a schema."""
 
     def __init__(self, schema: ContextSchema) -> None:
-        self.schema, self._config = schema, DataConfig()
-        self._columns = schema.columns()
+        self.schema, self._columns = schema, schema.columns()
         self._vectors = [variable.source_column for variable in schema.vectors]
         self._classes = {variable.source_column: variable.classes for variable in schema.variables if variable.classes}
 
@@ -87,10 +164,8 @@ class ContextReader:
 
     def _read(self, table: Table, unknown: str, optional: Sequence[str] = ()) -> Context:
         """Return the contexts of a table; the columns of the variables `optional` may be missing."""
-        table = with_class_names(table, self._classes)
-        columns = ContextColumns(table, self._config, self.schema, unknown, optional)
-        add_rows(columns, table)
-        fields = columns.corpus_fields()
+        table = _with_class_names(table, self._classes)
+        fields = _read_columns(table, DataConfig(), self.schema, unknown, optional).corpus_fields()
         report(*number_findings(self.schema, fields["numbers"], table.name))
         return Context.of(fields["categories"], fields["numbers"], fields["vectors"], fields["words"])
 
@@ -134,13 +209,15 @@ def _single_context(row: Any, vectors: Sequence[str]) -> dict[str, Any]:
     return context
 
 
-def add_rows(columns: ContextColumns, table: Table) -> None:
-    """Read all rows of a table."""
+def _read_columns(table: Table, *options: Any) -> ContextColumns:
+    """Return the context columns of a table, which `ContextColumns` reads with these `options`."""
+    columns = ContextColumns(table, *options)
     for chunk in table.chunks(columns.names or table.columns[:1]):
         columns.add(chunk, len(next(iter(chunk.values()))))
+    return columns
 
 
-def with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
+def _with_class_names(table: Table, classes: Mapping[str, Sequence[str]]) -> Table:
     """Return a table with the names of classes in place of their numbers, which the rows of a data set have.
 
     `classes` has the name of each class number of a column.

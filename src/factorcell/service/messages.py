@@ -1,16 +1,16 @@
-"""The types of the HTTP messages. They define which requests are valid and what the OpenAPI description says."""
+"""The types of messages and results. They define which HTTP requests are valid and what OpenAPI describes."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from factorcell.completion.texts import MAX_BYTES
-from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_TIME, MAX_VALUE_LENGTH, ContextValue
+from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_VALUE_LENGTH, ContextValue
 
 MAX_RESULTS = 100  # suggestions per request
 MAX_DEADLINE = 10_000  # maximum milliseconds for a completion
 MAX_INTEGER = (1 << 53) - 1  # the largest integer that every JSON parser reads exactly
-MAX_IMPORTED = 10_000  # maximum number of texts of an imported user
 MAX_TEXTS, MAX_CANDIDATES, MAX_HYPOTHESES, MAX_TOKENS = 256, 1000, 1000, 1000  # maximum numbers per request
 MAX_PROMPT = 1000  # maximum number of characters of a prompt; the model reads the characters one by one
 MAX_SCORE = 1e30  # largest absolute value of a score or a weight
@@ -18,19 +18,13 @@ MAX_SCORE = 1e30  # largest absolute value of a score or a weight
 UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="user id of printable characters")]
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="the whole text")]
 Value = Annotated[str, Meta(max_length=MAX_VALUE_LENGTH)] | bool | int | float
-Context = Annotated[
-    dict[str, Value],
-    Meta(description='context values by column; a boolean is the category "true" or "false"', max_length=100),
-]
-Unknown = Annotated[
-    Literal["error", "group", "expected"],
-    Meta(
-        description="how to read context values that training never saw: refuse the request (error), or read them as "
-        "rare values (group) or missing values (expected)"
-    ),
-]
+Context = Annotated[Mapping[str, Value], Meta(description="context values by column", max_length=100)]
+UNKNOWN_HELP = "context values that training never saw: refuse (error), read as rare (group) or missing (expected)"
+Unknown = Annotated[Literal["error", "group", "expected"], Meta(description=UNKNOWN_HELP)]
+Milliseconds = Annotated[int, Meta(ge=1, le=MAX_DEADLINE)]
 WholeNumber = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 
 class Message(Struct, kw_only=True):
@@ -41,23 +35,16 @@ class RequestMessage(Struct, kw_only=True, forbid_unknown_fields=True, omit_defa
     """A message in a request; the service refuses a request with an unknown field."""
 
 
-class CompleteRequest(RequestMessage):
+class CompletionRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A text that a user is typing."""
 
     query: Annotated[str, Meta(max_length=MAX_BYTES, description="the text that the user has typed")]
     user: Annotated[UserId | None, Meta(description="id of the user; by default an unknown user")] = None
-    cursor: Annotated[
-        WholeNumber | None, Meta(description="number of characters before the cursor; by default the whole query")
-    ] = None
+    cursor: Annotated[WholeNumber | None, Meta(description="characters before the cursor; by default all")] = None
     context: Context = {}
     unknown: Unknown = "error"
     limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS, description="maximum number of suggestions")] = 10
-    deadline_ms: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_DEADLINE)] | None,
-        Meta(
-            description="milliseconds after which the search ends with its best suggestions; the server has a default"
-        ),
-    ] = None
+    deadline_ms: Annotated[Milliseconds | None, Meta(description="milliseconds for the search")] = None
     learn: Annotated[bool, Meta(description="false: suggest as for an unknown user, in a private session")] = True
     explain: Annotated[bool, Meta(description="whether to return the contribution of each source to the score")] = False
 
@@ -66,30 +53,25 @@ class Result(Message):
     """A suggestion: a whole text that continues the text before the cursor."""
 
     text: str
-    source: Annotated[
-        str, Meta(description="sources of the suggestion: model, popularity, history, or several joined by +")
-    ]
+    source: Annotated[str, Meta(description="model, popularity, history, or several joined by +")]
     score: Annotated[float, Meta(description="log probability of the text given the typed prefix, in nats")]
     typos: Annotated[int, Meta(ge=0, description="number of corrected typing errors")]
-    parts: Annotated[
-        dict[str, float] | None, Meta(description="contribution of each source to the score, if `explain` is set")
-    ] = None
+    parts: Annotated[dict[str, float] | None, Meta(description="contribution of each source, with `explain`")] = None
 
 
-class CompleteAnswer(Message):
-    """Suggestions for a typed text, best first."""
+class Completions(Message):
+    """Suggestions for a typed text, best first.
+
+    Attributes:
+        results: The suggestions.
+        degraded: Why better suggestions may exist, or None. "time": the search ended at its deadline. "store": the
+            store failed, and the suggestions are those for an unknown user.
+        user_version: The version of the user's record that the suggestions are based on, or None without a record.
+    """
 
     results: list[Result]
-    degraded: Annotated[
-        Literal["time", "store"] | None,
-        Meta(
-            description="why better suggestions may exist: the search reached its deadline (time) or the store failed "
-            "(store)"
-        ),
-    ] = None
-    user_version: Annotated[
-        int | None, Meta(description="version of the user's record on which the suggestions are based")
-    ] = None
+    degraded: Literal["time", "store"] | None = None
+    user_version: int | None = None
 
 
 class AcceptRequest(RequestMessage):
@@ -99,22 +81,31 @@ class AcceptRequest(RequestMessage):
     text: Text
     idempotency_key: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_KEY_LENGTH)] | None,
-        Meta(description="a key that is the same for all attempts to send one text, so that the text counts once"),
+        Meta(description="the same key in all attempts to send one text, so that the text counts once"),
     ] = None
     context: Context = {}
     unknown: Unknown = "error"
 
 
-class AcceptAnswer(Message):
-    """The outcome of accepting a text. A saved text is on disk."""
+class AcceptResult(Message):
+    """The result of accepting a text.
 
-    outcome: Literal["learned", "kept", "repeated", "paused", "withheld"]
-    number: Annotated[
-        int | None, Meta(description="number of the saved text, counted from 1 over all texts ever saved for the user")
-    ] = None
+    Attributes:
+        outcome: "learned": the text is saved and learned. "kept": the text is saved, and the model learns it later,
+            after the texts before it. "repeated": the idempotency key was used before, so nothing was changed.
+            "paused": the text is not saved, because learning is paused. "withheld": the text is not saved, because it
+            seems to contain private data.
+        number: The number of the saved text, counted from 1 over all texts ever saved in the record; None if not saved.
+        user_version: The version of the user's record after the call.
+        why: What a withheld text seems to contain, such as "a password".
+        truncated: Whether the model learns only the first `max_tokens` tokens. The whole text is saved.
+    """
+
+    outcome: Outcome
+    number: int | None = None
     user_version: int | None = None
-    why: Annotated[str | None, Meta(description="what a withheld text seems to contain")] = None
-    truncated: Annotated[bool, Meta(description="whether the model learns only the first max_tokens tokens")] = False
+    why: str | None = None
+    truncated: bool = False
 
 
 class SavedText(Message):
@@ -126,22 +117,31 @@ class SavedText(Message):
     context: dict[str, ContextValue]
 
 
-class ProfileAnswer(Message):
-    """All saved data of a user, with the oldest text first."""
+class Profile(Message):
+    """The saved data of a user.
+
+    Attributes:
+        user: The id of the user.
+        version: The version of the record.
+        accepted: Number of texts saved since the record was created, including deleted ones.
+        paused: Whether learning is paused.
+        learned: Whether the model has learned all saved texts.
+        texts: The saved texts, oldest first.
+    """
 
     user: str
     version: int
-    accepted: Annotated[int, Meta(description="number of texts ever saved for the user, including deleted ones")]
+    accepted: int
     paused: bool
     learned: bool
     texts: list[SavedText]
 
 
-class ExportedText(Struct, kw_only=True, omit_defaults=True):
+class ExportedText(Struct, kw_only=True):
     """A text of a user in an export."""
 
-    text: Text
-    time: Annotated[int, Meta(ge=0, le=MAX_TIME, description="Unix seconds")]
+    text: Annotated[str, Meta(max_length=MAX_BYTES)]
+    time: Annotated[int | float | str, Meta(description="Unix seconds, or a time such as 2026-11-21T18:30")]
     context: Context = {}
 
 
@@ -151,7 +151,7 @@ class Export(Struct, kw_only=True):
     format: Literal[1]
     user: UserId
     paused: bool
-    texts: Annotated[list[ExportedText], Meta(max_length=MAX_IMPORTED)]
+    texts: list[ExportedText]
 
 
 class ForgetRequest(RequestMessage):
@@ -292,9 +292,7 @@ class GenerateRequest(RequestMessage):
     unknown: Unknown = "error"
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT, description="beginning of the text")] = ""
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
-    top_k: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="sample from this number of most probable tokens; 0: from all")
-    ] = 0
+    top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="number of tokens to sample from; 0: all")] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 100
     seed: WholeNumber = 0
