@@ -138,7 +138,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     user_column = choose_column(arguments.heldout, "--user", arguments.user, data.user) or "user"
     time_column = choose_column(arguments.heldout, "--time", arguments.time, data.time)
     systems = open_systems(run, names, user_column=user_column, unknown=arguments.unknown, seconds=arguments.seconds)
-    streams = read_streams(
+    user_streams = read_streams(
         arguments.heldout,
         run.config,
         user_column=user_column,
@@ -148,13 +148,10 @@ def run_replay(arguments: argparse.Namespace) -> None:
         every=arguments.every,
     )
     learner = Learner(run, unknown=arguments.unknown) if distinguishes_users(run) else None
-    rows = list(replay(systems, streams, data.text, learner))
+    rows = list(replay(systems, user_streams, data.text, learner))
     seen_users = None
     if data.user == user_column:
-        variable = run.schema.variable(user_column)
-        rare_filter = bytes.fromhex(variable.rare_filter)
-        users = [stream.user for stream in streams]
-        seen_users = {user: user in variable.values or may_contain(rare_filter, user) for user in users}
+        seen_users = {stream.user: _is_training_user(run, stream.user) for stream in user_streams}
     summary = summarise(rows, seen_users)
     files.create_new_folder(arguments.out)
     files.write_rows(arguments.out / "rows.jsonl", rows)
@@ -225,12 +222,14 @@ def choose_column(path: Path, option: str, specified_column: str | None, run_col
 def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
     """Raise a `UserError` if `context` names a user whom training never saw."""
     column = run.config.data.user
-    if not column or column not in context:
-        return
-    variable = run.schema.variable(column)
-    if context[column] not in variable.values and not may_contain(bytes.fromhex(variable.rare_filter), context[column]):
+    if column and column in context and not _is_training_user(run, context[column]):
         remedy = "for a new user, omit this option; --history sets the earlier texts of a new user"
         raise UserError(f"--context {column}: expected a user of the training table, got another name; {remedy}")
+
+
+def _is_training_user(run: Run, user: str) -> bool:
+    variable = run.schema.variable(run.config.data.user)
+    return user in variable.values or may_contain(bytes.fromhex(variable.rare_filter), user)
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> User | None:
