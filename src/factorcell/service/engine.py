@@ -18,7 +18,6 @@ import msgspec
 from msgspec import structs
 
 from factorcell.completion.completer import TypedText
-from factorcell.completion.popularity import Suggestion
 from factorcell.completion.search import Stop
 from factorcell.completion.texts import check_text, clean_text
 from factorcell.errors import UserError

@@ -134,7 +134,7 @@ class ServedModel:
     def _user_after(self, state: LearnedState | None, texts: Sequence[StoredText]) -> User:
         """Return the user with a learned state, and with the newest of `texts` as history."""
         user = self.learner.new() if state is None else User.from_bytes(state.user_bytes)
-        newest_texts = texts[-MAX_HISTORY :]
+        newest_texts = texts[-MAX_HISTORY:]
         return replace(user, history=History(tuple(self.suggested_form(saved.text) for saved in newest_texts)))
 
     def _learn_one(self, user: User, saved: StoredText) -> User:
