@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from factorcell.completion import blend as blend_module
 from factorcell.completion.blend import (
     BOUNDS,
     DEFAULT_WEIGHTS,
@@ -147,6 +148,14 @@ def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
     # If most lists begin with wrong inventions, but the right ones are no more probable, none are removed.
     mixed = [example(-1.0, "new" if number % 3 else "other") for number in range(60)]
     assert weights.fit_threshold(mixed) <= math.exp(weights.log_probabilities(mixed[0][0])[0])
+
+
+def test_an_invention_is_ranked_if_it_reaches_the_threshold() -> None:
+    invention, known = (blend_module._Case((blend_module.KNOWN, 0.5, 0.25), p) for p in (0.25, blend_module.KNOWN))
+    ranks = {0.2: (4, 4), 0.25: (4, 4), 0.3: (0, 3), 0.5: (0, 3), 0.6: (0, 2)}
+    for threshold, expected in ranks.items():
+        for case, rank in zip((invention, known), expected, strict=True):
+            assert case.reciprocal_rank(threshold) == pytest.approx(1 / rank if rank else 0)
 
 
 def test_a_suggestion_names_the_sources_that_propose_it() -> None:

@@ -137,7 +137,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     user_column = choose_column(arguments.heldout, "--user", arguments.user, data.user) or "user"
     time_column = choose_column(arguments.heldout, "--time", arguments.time, data.time)
     systems = open_systems(run, names, user_column=user_column, unknown=arguments.unknown, seconds=arguments.seconds)
-    streams = read_streams(
+    user_streams = read_streams(
         arguments.heldout,
         run.config,
         user_column=user_column,
@@ -147,12 +147,10 @@ def run_replay(arguments: argparse.Namespace) -> None:
         every=arguments.every,
     )
     learner = Learner(run, unknown=arguments.unknown) if distinguishes_users(run) else None
-    rows = list(replay(systems, streams, data.text, learner))
+    rows = list(replay(systems, user_streams, data.text, learner))
     seen_users = None
     if data.user == user_column:
-        variable = run.schema.variable(user_column)
-        users = [stream.user for stream in streams]
-        seen_users = {user: user in variable.values or variable.may_be_rare(user) for user in users}
+        seen_users = {stream.user: _is_training_user(run, stream.user) for stream in user_streams}
     summary = summarise(rows, seen_users)
     files.create_new_folder(arguments.out)
     files.write_rows(arguments.out / "rows.jsonl", rows)
@@ -223,12 +221,14 @@ def choose_column(path: Path, option: str, specified_column: str | None, run_col
 def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
     """Raise a `UserError` if `context` names a user whom training never saw."""
     column = run.config.data.user
-    if not column or column not in context:
-        return
-    variable = run.schema.variable(column)
-    if context[column] not in variable.values and not variable.may_be_rare(context[column]):
+    if column and column in context and not _is_training_user(run, context[column]):
         remedy = "for a new user, omit this option; --history sets the earlier texts of a new user"
         raise UserError(f"--context {column}: expected a user of the training table, got another name; {remedy}")
+
+
+def _is_training_user(run: Run, user: str) -> bool:
+    variable = run.schema.variable(run.config.data.user)
+    return user in variable.values or variable.may_be_rare(user)
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> User | None:

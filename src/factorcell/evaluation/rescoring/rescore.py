@@ -188,7 +188,7 @@ def choose_hypotheses(scored: NBest, weights: ScoreWeights) -> list[int]:
 def fit_weights(scored: NBest) -> tuple[ScoreWeights, float]:
     """Fit the weights that make the hypotheses with the fewest word errors most likely within their lists.
 
-        maximize  1/U sum_u log p(best hypotheses of u) - RIDGE / 2 |w|^2,    p(h) ~ exp(w . x(h))
+        maximize  1/U sum_u log p(best hypotheses of u) - RIDGE / 2 w . w,    p(h) ~ exp(w . x(h))
 
     x(h) (F,) are the scores of hypothesis h, scaled to unit standard deviation, and w (F,) are the weights. The
     objective is concave in w; Newton's method maximizes it.

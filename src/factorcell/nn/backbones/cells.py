@@ -35,12 +35,7 @@ from factorcell.nn.kernels.recurrence import RecurrenceInputs
 
 
 class CellState(NamedTuple):
-    """The state of a recurrent layer after a step.
-
-    Attributes:
-        hidden: h (B, H).
-        memory: m (B, H), or (B, 0) if the cell has no memory.
-    """
+    """The state of a recurrent layer after a step: h (B, H), and m (B, H), or (B, 0) if the cell has no memory."""
 
     hidden: Tensor
     memory: Tensor

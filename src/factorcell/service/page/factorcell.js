@@ -123,7 +123,7 @@
       const timeoutSignal = AbortSignal.timeout(REQUEST_TIMEOUT);
       try {
         const answer = await fetch(this.url + path, {
-          method, headers, body: JSON.stringify(body), keepalive, credentials: "omit", cache: "no-store",
+          method, headers, body: JSON.stringify(body), keepalive, credentials: "same-origin", cache: "no-store",
           referrerPolicy: "no-referrer", signal: signal ? AbortSignal.any([signal, timeoutSignal]) : timeoutSignal,
         });
         const text = await answer.text();

@@ -1,0 +1,106 @@
+"""The shop of examples/shop: only its pages, of users who are logged in, reach the service, and only as this user."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from factorcell.service.engine import Service
+from tests.service.listening import listening
+from tests.service.page.box import OPTIONS, OpenPage, query
+from tests.service.page.shop import SERVER, shop_of
+
+SAME_SITE = {"sec-fetch-site": "same-origin"}
+MAX_LINES = 50
+
+
+@pytest.fixture
+def client(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    with shop_of(service, tmp_path, monkeypatch) as app, TestClient(app, headers=SAME_SITE) as client:
+        yield client
+
+
+def log_in(client: TestClient, user: str) -> None:
+    assert client.post("/log-in", data={"user": user}).status_code == 200
+
+
+def test_the_service_sees_the_user_who_is_logged_in(client: TestClient, service: Service) -> None:
+    log_in(client, "ann")
+    answer = client.post("/v1/accept", json={"user": "bob", "text": "abba"})
+    assert answer.json()["outcome"] == "learned"
+    profile = service.show("ann")
+    assert profile is not None
+    assert [text.text for text in profile.texts] == ["abba"]
+    assert service.show("bob") is None
+    results = client.post("/v1/complete", json={"query": "ab"}).json()["results"]
+    assert "history" in next(result["source"] for result in results if result["text"] == "abba")
+
+
+def test_an_error_of_the_service_is_passed_on(client: TestClient) -> None:
+    log_in(client, "ann")
+    answer = client.post("/v1/complete", json={"query": 7})
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "none", ""])
+def test_pages_of_other_sites_are_refused(client: TestClient, service: Service, site: str) -> None:
+    log_in(client, "ann")
+    answer = client.post("/v1/accept", json={"text": "abba"}, headers={"sec-fetch-site": site})
+    assert answer.status_code == 403
+    assert service.show("ann") is None
+
+
+def test_a_visitor_who_is_not_logged_in_is_refused(client: TestClient) -> None:
+    assert client.post("/v1/complete", json={"query": "ab"}).status_code == 403
+    assert "/log-in" in client.get("/").text  # the page, with a link
+
+
+def test_a_forged_session_is_refused(client: TestClient) -> None:
+    client.cookies.set("session", "eyJ1c2VyIjogImJvYiJ9.aaaa.aaaa")
+    assert client.post("/v1/complete", json={"query": "ab"}).status_code == 403
+
+
+def test_the_rate_of_one_user_does_not_limit_another(client: TestClient) -> None:
+    log_in(client, "ann")
+    statuses = [client.post("/v1/complete", json={"query": "ab"}).status_code for _ in range(400)]
+    assert {200, 429} == set(statuses)
+    log_in(client, "bob")
+    assert client.post("/v1/complete", json={"query": "ab"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/users/bob", "/v1/score", "/metrics", "/server.py", "/../server.py"])
+def test_no_other_request_is_forwarded(client: TestClient, path: str) -> None:
+    log_in(client, "ann")
+    assert client.post(path, json={}).status_code in (404, 405)
+    assert client.get(path).status_code in (404, 405)
+
+
+def test_the_server_is_short() -> None:
+    assert len(SERVER.read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.slow
+def test_a_browser_logs_in_completes_and_learns(
+    open_page: OpenPage, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop_of(service, tmp_path, monkeypatch) as app, listening(app) as url:
+        page = open_page(url)
+        query(page).press_sequentially("ab")
+        page.get_by_text("Log in to get suggestions.").wait_for()
+        page.get_by_role("link").click()
+        page.get_by_label("Name").fill("ann")
+        page.get_by_role("button").click()
+        query(page).press_sequentially("ab")
+        page.locator(OPTIONS).first.wait_for()
+        query(page).fill("abba")
+        query(page).press("Enter")
+        for _ in range(100):
+            if service.show("ann"):
+                break
+            page.wait_for_timeout(50)
+        profile = service.show("ann")
+        assert profile is not None
+        assert [text.text for text in profile.texts] == ["abba"]
+        assert service.show("me") is None
