@@ -27,8 +27,7 @@ from torch.nn import functional as F
 from factorcell.config import Config
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.tokenizers.tokenizer import WordTokenizer
-from factorcell.data.tokenizers.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
+from factorcell.data.tokenizers.tokenizer import END, SPECIAL_TOKENS, START, WordTokenizer
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.loop_graphs import LoopGraphs
 from factorcell.nn.backbones.recurrent import Cell
@@ -219,7 +218,7 @@ def random_texts(count: int, longest: int, vocabulary: int, shortest: int = 10) 
     categories = generator.integers(1, CONTEXTS + 1, (count, 1)).astype(np.int32)
     names = (UNKNOWN_VALUE, *(f"c{index}" for index in range(CONTEXTS)))
     schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
-    words = Vocabulary((*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary))))
+    words = (*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary)))
     tokenizer = WordTokenizer(WordOptions(), words)
     return Corpus(tokens, offsets, categories, np.zeros((count, 0), np.float32), tokenizer, schema)
 

@@ -46,8 +46,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizers.tokenizer import CharacterTokenizer
-from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS, Vocabulary
+from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS, CharacterTokenizer
 from factorcell.io import files
 from factorcell.io.progress import progress_bar
 from factorcell.nn.kernels import library
@@ -87,7 +86,7 @@ def corpus_of(axis: str, size: int) -> Corpus:
     contexts = size if axis == "contexts" else CONTEXTS
     if axis == "vocabulary":
         return speed.texts(contexts, 500, 20, size)
-    tokenizer = CharacterTokenizer(CharacterOptions(), Vocabulary((*SPECIAL_TOKENS, *CHARACTERS)))
+    tokenizer = CharacterTokenizer(CharacterOptions(), (*SPECIAL_TOKENS, *CHARACTERS))
     return replace(speed.texts(contexts, 500, 40, len(tokenizer)), tokenizer=tokenizer)
 
 

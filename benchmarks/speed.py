@@ -37,8 +37,7 @@ from torch.nn import functional as F
 from factorcell.config import Config
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, target_frequencies
-from factorcell.data.tokenizers.tokenizer import WordTokenizer
-from factorcell.data.tokenizers.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
+from factorcell.data.tokenizers.tokenizer import END, SPECIAL_TOKENS, START, WordTokenizer
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library as kernels
@@ -118,7 +117,7 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
     categories = generator.integers(1, contexts + 1, (rows, 1)).astype(np.int32)
     names = (UNKNOWN_VALUE, *(f"c{index}" for index in range(contexts)))
     schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
-    words = Vocabulary((*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary))))
+    words = (*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary)))
     tokenizer = WordTokenizer(WordOptions(), words)
     offsets = np.arange(rows + 1) * (length + 1)
     return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), tokenizer, schema)

@@ -13,7 +13,7 @@ from factorcell.completion.tuning import MIN_CHANGE, RATES, progressive_sums
 from factorcell.config import Config
 from factorcell.data.tables.tables import open_table
 from factorcell.data.text_folds import same_text
-from factorcell.data.tokenizers.tokenizer import new_tokenizer
+from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.runs.run import Run
 
 FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.generation.writing import Constraints
 from factorcell.nn.language_model import Conditioning
 from factorcell.runs.run import Run

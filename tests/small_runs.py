@@ -12,7 +12,7 @@ import torch
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch
-from factorcell.data.tokenizers.tokenizer import new_tokenizer
+from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.ngram.count_models import NGRAM, CountModels
 from factorcell.ngram.mixture import Mixture
 from factorcell.ngram.ngram import NGram, count_ngrams

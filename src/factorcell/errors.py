@@ -32,8 +32,8 @@ class UserError(ValueError):
         return self._message_with([flag if value is True else f"{flag} {value}" for flag, value in flags])
 
     def with_message(self, message: str) -> "UserError":
-        """Return an error with another message and the same remedies."""
-        return UserError(message, self.remedies, self.outcome)
+        """Return an error of the same class with another message and the same remedies."""
+        return type(self)(message, self.remedies, self.outcome)
 
     def _message_with(self, remedy_texts: list[str]) -> str:
         return f"{self.message}; {' or '.join(remedy_texts)} {self.outcome}" if remedy_texts else self.message

@@ -17,7 +17,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.search import PlainEngine, SearchRequest
 from factorcell.data.text_folds import lower_case, same_prefix, same_text
-from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS
+from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run

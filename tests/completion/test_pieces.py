@@ -23,7 +23,7 @@ from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
 

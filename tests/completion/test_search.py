@@ -20,7 +20,7 @@ from factorcell.completion.compiled import CompiledEngine, PackedPrefix, new_eng
 from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Stop
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.columns.context import Context
-from factorcell.data.tokenizers.vocabulary import END, START, UNKNOWN
+from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.nn.backbones.cells import CELLS
 from factorcell.nn.packing import PRODUCT_TYPES, PackedModel
 from factorcell.runs.run import Run

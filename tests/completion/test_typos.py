@@ -33,7 +33,7 @@ from factorcell.completion.typos import (
     max_typos_for as allowed_typos,
 )
 from factorcell.data.text_folds import same_prefix
-from factorcell.data.tokenizers.vocabulary import END
+from factorcell.data.tokenizers.tokenizer import END
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from tests.completion.test_completer import NASTY

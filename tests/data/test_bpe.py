@@ -16,8 +16,8 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.bpe import BpeTokenizer, _repeat_words, default_vocabulary
-from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
+from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io.files import create_manifest
 
@@ -175,11 +175,11 @@ def corpus_of(source: Any, tokenizer: Tokenizer | None = None, **options: Any) -
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 7, 100])
-@pytest.mark.parametrize("block_tokens", [1, 5, 1 << 24])
+@pytest.mark.parametrize("chunk_rows", [1, 5, 8192])
 def test_training_reads_texts_as_the_trained_tokenizer_does(
-    max_tokens: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
+    max_tokens: int, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("factorcell.data.tokenizers.tokens.BLOCK_TOKENS", block_tokens)
+    monkeypatch.setattr("factorcell.data.tables.tables.CHUNK_ROWS", chunk_rows)
     rows = [{"text": text} for text in ["", *TEXTS, "", "zzz"]]
     corpus = corpus_of(rows, max_tokens=max_tokens)
     again = corpus_of(rows, corpus.tokenizer, max_tokens=max_tokens)

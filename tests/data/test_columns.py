@@ -18,13 +18,12 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.columns import readers
 from factorcell.data.columns.columns import ContextColumns, parse_column
-from factorcell.data.columns.number_reader import NumberReader
-from factorcell.data.columns.readers import ColumnReader, TextReader, VectorReader, to_vector
+from factorcell.data.columns.context import Ragged
+from factorcell.data.columns.readers import ColumnReader, NumberReader, TextReader, VectorReader, to_vector
 from factorcell.data.columns.schema import COLUMN_KINDS, HARMONICS, PERIODS, ContextSchema, Variable
 from factorcell.data.columns.values import to_hour, to_time, to_weekday, to_yearday
-from factorcell.data.ragged import Ragged
 from factorcell.data.tables.tables import open_table
-from factorcell.data.tokenizers.tokenizer import new_tokenizer
+from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.errors import UserError
 from factorcell.options.columns import Column, Cyclic, Number
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from factorcell.data.content import Content
 from factorcell.data.tables import chunks, tables
 from factorcell.data.tables.chunks import Chunk
+from factorcell.data.tables.content import Content
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data import cache_entry
+from factorcell.data import cache as caching
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, extend_hashes, text_hashes
 from factorcell.data.tables import chunks, tables
-from factorcell.data.tokenizers import tokens
-from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
-from factorcell.data.tokenizers.vocabulary import END, START, UNKNOWN
+from factorcell.data.tokenizers.bpe import PretrainedTokenizer
+from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.io import files
 from tests.findings import collected_findings, expected_finding
@@ -79,11 +78,10 @@ def test_ids_of_any_texts_equal_those_of_plain_lists(texts: list[str], max_token
     assert lines_of(prepare(rows, config)) == expected_ids(rows, config)
 
 
-def test_the_sizes_of_chunks_and_blocks_do_not_change_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sizes_of_chunks_do_not_change_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepare(ROWS * 10, CONFIG)
     monkeypatch.setattr(tables, "CHUNK_ROWS", 3)
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 3)
-    monkeypatch.setattr(tokens, "BLOCK_TOKENS", 7)
     chunked = prepare(ROWS * 10, CONFIG)
     assert lines_of(whole) == lines_of(chunked)
     assert whole.tokenizer.tokens == chunked.tokenizer.tokens
@@ -181,7 +179,7 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(tokens.TokenizedTexts, "add", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(caching.TokenizedTexts, "add", lambda *arguments: 1 / 0)
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)
@@ -219,14 +217,14 @@ def test_a_damaged_cache_entry_is_replaced(table: Path, tmp_path: Path) -> None:
 def test_another_process_may_create_the_cache_entry_first(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, save, firsts = tmp_path / "cache", cache_entry.save, list[Corpus]()
+    cache, save, firsts = tmp_path / "cache", caching.save, list[Corpus]()
 
     def save_after_another_process(corpus: Corpus, partial: Path) -> None:
-        monkeypatch.setattr(cache_entry, "save", save)
+        monkeypatch.setattr(caching, "save", save)
         firsts.append(prepare(table, CONFIG, cache=cache))
         save(corpus, partial)
 
-    monkeypatch.setattr(cache_entry, "save", save_after_another_process)
+    monkeypatch.setattr(caching, "save", save_after_another_process)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
 

@@ -156,7 +156,7 @@ SPANNING = "a quoted field spans lines that look like rows"
     ("body", "expected"),
     [
         ('a,b\n"Lovely stay,Oslo\nfine,Nice\nit was 5",Rome\n', f"line 3: {SPANNING}; if its"),
-        ('"Lovely stay,Oslo\r\nfine 5",Rome\r\nx,y\r\n"a,b\r\nc",d', f"line 2: {SPANNING}, like 1 other fields; if"),
+        ('"Lovely stay,Oslo\r\nfine 5",Rome\r\nx,y\r\n"a,b\r\nc",d', f"line 2: {SPANNING}; if"),
         ('"two\nlines",Oslo\n', ""),
         ('"Lovely stay,Oslo\nfine 5",Rome\n"two\nlines",Oslo\n', ""),
         ('"one, line",Oslo\n', ""),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from factorcell.data.tables.natural_order import natural_order
+from factorcell.data.columns.values import natural_order
 
 
 @pytest.mark.parametrize(

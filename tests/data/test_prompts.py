@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from factorcell.config import HISTORY_COLUMN, Config
 from factorcell.data.cache import prepare
+from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.prompts import join_segments
 from factorcell.data.corpus import Corpus
-from factorcell.data.ragged import Ragged
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 

@@ -5,7 +5,7 @@ import sys
 import pandas as pd
 import pytest
 
-from factorcell.data.tables.result_rows import ResultRows
+from factorcell.data.columns.rows import ResultRows
 from factorcell.errors import UserError
 
 ROWS = ResultRows(

@@ -200,10 +200,3 @@ def test_json_lines_may_lack_keys(rows: list[dict[str, Any]], tmp_path: Path) ->
     assert read(path) == read(rows)
     with pytest.raises(UserError, match=f"no column 'stars'; it has {', '.join(expected.columns)}$"):
         read(path, "stars")
-
-
-def test_the_number_of_rows_is_estimated_from_the_lines(tmp_path: Path) -> None:
-    for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
-        (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
-        assert open_table(tmp_path / name).estimate_rows() == count
-    assert open_table(ROWS).estimate_rows() is None

@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
-from factorcell.data.tokenizers.tokenizer import TOKENIZERS as CLASSES
-from factorcell.data.tokenizers.tokenizer import Tokenizer, new_tokenizer
+from factorcell.data.tokenizers.bpe import PretrainedTokenizer
+from factorcell.data.tokenizers.kinds import TOKENIZERS as CLASSES
+from factorcell.data.tokenizers.kinds import new_tokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.options.option_fields import PretrainedTokenizerOptions
 from tests.plugins import PieceOptions, Pieces
 

@@ -4,7 +4,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.tokenizers.transformers_tokenizer import to_transformers
+from factorcell.data.tokenizers.kinds import to_transformers
 
 TEXTS = (
     "ΟΔΟΣ ΕΡΜΟΥ",

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.tokenizers.tokenizer import load_tokenizer, sentence_case
-from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS, UNKNOWN, Vocabulary
+from factorcell.data.tokenizers.kinds import load_tokenizer
+from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS, UNKNOWN, CharacterTokenizer, sentence_case
 from factorcell.errors import UserError
+from factorcell.options.option_fields import CharacterOptions
 from paper_kinds import BareWordOptions
 from tests.small_runs import join, split
 
-WORDS = Config.of(tokenizer="word")
+WORDS, OPTIONS = Config.of(tokenizer="word"), CharacterOptions()
 
 
 @pytest.mark.parametrize(
@@ -88,10 +89,10 @@ def test_sentence_case_capitalizes_the_beginning_of_sentences() -> None:
 @given(st.lists(st.text(min_size=1), unique=True))
 def test_a_vocabulary_file_can_store_any_token(tokens: list[str]) -> None:
     tokens = [token for token in tokens if (token not in SPECIAL_TOKENS and token.isprintable()) or token.isspace()]
-    vocabulary = Vocabulary([*SPECIAL_TOKENS, *tokens, "\\", "\\n", "\n", "\u2028", "\x85"][: 3 + len(tokens)])
-    content = vocabulary.content()
-    assert Vocabulary.from_content(content).tokens == vocabulary.tokens
-    assert len(content.split(b"\n")) == len(vocabulary) + 1
+    tokens = list(dict.fromkeys([*SPECIAL_TOKENS, *tokens, "\\", "\\n", "\n", "\u2028", "\x85"]))
+    contents = CharacterTokenizer(OPTIONS, tokens).contents()
+    assert CharacterTokenizer.from_contents(OPTIONS, contents).tokens == tokens
+    assert len(contents["vocabulary.txt"].split(b"\n")) == len(tokens) + 1
 
 
 def test_a_vocabulary_file_can_store_white_space_and_escapes() -> None:
@@ -110,21 +111,22 @@ def test_a_vocabulary_file_can_store_white_space_and_escapes() -> None:
         "👩‍👧",
         "\ufeff",
     ]
-    assert Vocabulary.from_content(Vocabulary(tokens).content()).tokens == tokens
+    contents = CharacterTokenizer(OPTIONS, tokens).contents()
+    assert CharacterTokenizer.from_contents(OPTIONS, contents).tokens == tokens
 
 
 @given(st.lists(st.sampled_from("abcdefg"), max_size=60), st.integers(1, 4), st.integers(1, 5))
 def test_a_vocabulary_has_the_most_frequent_tokens(tokens: list[str], min_count: int, size: int) -> None:
     counts = Counter(tokens)
-    vocabulary = Vocabulary.build(counts, min_count, size)
+    tokenizer = CharacterTokenizer(CharacterOptions(min_count=min_count, max_vocabulary=size)).train(counts)
     expected = sorted((t for t in counts if counts[t] >= min_count), key=lambda t: (-counts[t], t))[:size]
-    assert vocabulary.tokens == [*SPECIAL_TOKENS, *expected]
+    assert tokenizer.tokens == [*SPECIAL_TOKENS, *expected]
 
 
 def test_tokens_out_of_vocabulary_have_the_unknown_id() -> None:
-    vocabulary = Vocabulary.build({"a": 2, "b": 1, "<s>": 9}, 1, 10)
-    assert vocabulary.encode(["b", "a", "zyx", "<s>", "</s>"]) == [4, 3, UNKNOWN, UNKNOWN, UNKNOWN]
-    assert len(vocabulary) == 5
+    tokenizer = CharacterTokenizer(CharacterOptions(min_count=1)).train({"a": 2, "b": 1, "<s>": 9})
+    assert tokenizer.encode(["b", "a", "zyx", "<s>", "</s>"]) == [4, 3, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert len(tokenizer) == 5
 
 
 def test_damaged_vocabulary_files_are_errors(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.data.tokenizers.vocabulary import UNKNOWN
+from factorcell.data.tokenizers.tokenizer import UNKNOWN
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate

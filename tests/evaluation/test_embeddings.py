@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.data.tokenizers.vocabulary import START, UNKNOWN
+from factorcell.data.tokenizers.tokenizer import START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.evaluation.explaining import embeddings
 from factorcell.evaluation.explaining.embeddings import Embeddings

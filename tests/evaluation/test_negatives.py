@@ -12,7 +12,7 @@ import torch
 
 from factorcell.commands.cli.main import main
 from factorcell.data.corpus import target_frequencies
-from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import draw_samples, log_likelihoods

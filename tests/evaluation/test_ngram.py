@@ -13,8 +13,7 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_ids
-from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.data.tokenizers.tokenizer import END, START, Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files

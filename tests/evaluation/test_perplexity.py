@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from factorcell.data.tokenizers.tokenizer import WordTokenizer
-from factorcell.data.tokenizers.vocabulary import Vocabulary
 from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import (
     MISSING_GROUP,
@@ -101,7 +100,7 @@ def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
     assert [row["gain_over_baseline"] is not None for row in result.by["city"]] == [True, True]
     assert result.to_pandas()["perplexity_known"].tolist() == [result.perplexity_known]
     assert (baseline.gain, baseline.bits_per_byte) == (None, None)
-    plain.tokenizer = WordTokenizer(plain.tokenizer.options, Vocabulary([*plain.tokenizer.tokens[:-1], "another"]))
+    plain.tokenizer = WordTokenizer(plain.tokenizer.options, [*plain.tokenizer.tokens[:-1], "another"])
     with pytest.raises(UserError, match="the vocabularies differ"):
         evaluate(run, ROWS, by=["city"], baseline=plain)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from factorcell.data.tokenizers.tokenizer import WordTokenizer
-from factorcell.data.tokenizers.vocabulary import Vocabulary
 from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.text_figures import TextSums, texts_digest
@@ -38,7 +37,7 @@ def test_digest_depends_on_texts_vocabulary_and_question(tmp_path: Path) -> None
     assert texts_digest(corpus) == texts_digest(corpus.without_context(run.schema)) == texts_digest(run.prepare(ROWS))
     digest = texts_digest(corpus)
     others = [texts_digest(run.prepare(ROWS[::-1])), texts_digest(run.prepare(ROWS[1:])), texts_digest(corpus, "city")]
-    run.tokenizer = WordTokenizer(run.tokenizer.options, Vocabulary([*run.tokenizer.tokens[:-1], "another"]))
+    run.tokenizer = WordTokenizer(run.tokenizer.options, [*run.tokenizer.tokens[:-1], "another"])
     assert len({digest, *others, texts_digest(run.prepare(ROWS))}) == 5
 
 

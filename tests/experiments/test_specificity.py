@@ -12,7 +12,7 @@ import specificity
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.evaluation.results import find_models
 from factorcell.generation.generate import GenerationOptions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.generation.generate import GenerationOptions, random_generator
 from factorcell.generation.writing import Constraints, GeneratedText, WritingTask, search_beams
 from factorcell.nn.backbones.recurrent import RecurrentState

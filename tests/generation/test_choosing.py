@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.data.tokenizers.vocabulary import START
+from factorcell.data.tokenizers.tokenizer import START
 from factorcell.generation.writing import (
     Constraints,
     choose_tokens,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.data.tokenizers.vocabulary import END, UNKNOWN
+from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.generation.generate import GenerationOptions
 from factorcell.generation.writing import Constraints, GeneratedText, WritingTask, write_texts

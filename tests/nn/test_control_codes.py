@@ -14,7 +14,7 @@ from factorcell.config import Config
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch
-from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.nn.language_model import LanguageModel
 from factorcell.options.option_fields import CELLS
 from tests.small_runs import as_any

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from factorcell.adapters.encoder import ContextEncoder, NumberInputs, WordBag
 from factorcell.config import DataConfig, ModelConfig
 from factorcell.data.columns.context import Context, IdLists
-from factorcell.data.columns.number_reader import NumberReader
-from factorcell.data.columns.readers import TextReader
+from factorcell.data.columns.readers import NumberReader, TextReader
 from factorcell.data.columns.schema import HARMONICS, MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.errors import UserError
 

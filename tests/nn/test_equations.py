@@ -18,7 +18,7 @@ from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch
-from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.errors import UserError
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output import Proposal, Samples

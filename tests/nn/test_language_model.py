@@ -11,7 +11,7 @@ import torch
 
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.columns.context import Context
-from factorcell.data.tokenizers.vocabulary import START
+from factorcell.data.tokenizers.tokenizer import START
 from factorcell.nn import language_model
 from factorcell.nn.backbones.backbone import dropout_mask
 from factorcell.nn.language_model import LanguageModel

@@ -12,8 +12,7 @@ from torch import Tensor
 from factorcell.config import LOW_RANK_BIASES, OUTPUT_BIASES, ModelConfig
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
-from factorcell.data.tokenizers.tokenizer import CharacterTokenizer
-from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS, START
+from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, START, CharacterTokenizer
 from factorcell.nn.head import HeadSizes
 from factorcell.nn.kernels import softmax
 from factorcell.nn.output import ContextBias, Proposal, Samples, SoftmaxHead

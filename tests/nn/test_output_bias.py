@@ -14,7 +14,7 @@ from torch import Tensor
 from factorcell.config import Config, ModelConfig, sparse_penalties
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
-from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS
+from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS
 from factorcell.errors import UserError
 from factorcell.nn import output_bias
 from factorcell.nn.head import HeadSizes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from factorcell.data.corpus import target_ids, target_offsets
-from factorcell.data.tokenizers.vocabulary import END, START
+from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run

@@ -87,7 +87,7 @@ def test_unknown_missing_and_rare_values_have_an_empty_name(tmp_path: Path) -> N
         corpus = run.read([""] * len(contexts), list(contexts), unknown=unknown)
         lists = run.model.names(corpus.context(np.arange(len(contexts)))) if run.model.names else None
         assert lists is not None
-        return [lists.select(torch.tensor([row])).ids.tolist() for row in range(len(contexts))]
+        return [lists[torch.tensor([row])].ids.tolist() for row in range(len(contexts))]
 
     start, encode = run.tokenizer.specials.start, run.tokenizer.encode
     nothing, rare, unseen, both = read({}, {"city": "Rome"}, {"city": "Bonn"}, {"stars": "1", "city": "Nice"})

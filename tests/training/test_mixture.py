@@ -12,7 +12,6 @@ import torch
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.tokenizers.vocabulary import Vocabulary
 from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
@@ -182,7 +181,7 @@ def test_a_mixture_as_a_baseline_reads_its_context(runs: list[Run], tmp_path: Pa
 
 def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path) -> None:
     tokenizer = runs[2].tokenizer
-    other = type(tokenizer)(tokenizer.options, Vocabulary([*tokenizer.tokens[:-1], "other"]))
+    other = type(tokenizer)(tokenizer.options, [*tokenizer.tokens[:-1], "other"])
     other_vocabulary = Run(tmp_path / "other", runs[2].config, other, runs[2].schema)
     with pytest.raises(UserError, match=r"run0 and .*other: cannot mix models with different vocabularies"):
         MixedModels(tmp_path / "mix", [runs[0], other_vocabulary])

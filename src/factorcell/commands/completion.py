@@ -18,7 +18,6 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users, learn_one
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay import context_columns, open_systems, read_streams, replay, summarise
-from factorcell.data.columns.schema import may_contain
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables.chunks import format_names
 from factorcell.data.tables.tables import open_table
@@ -229,7 +228,7 @@ def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
 
 def _is_training_user(run: Run, user: str) -> bool:
     variable = run.schema.variable(run.config.data.user)
-    return user in variable.values or may_contain(bytes.fromhex(variable.rare_filter), user)
+    return user in variable.values or variable.may_be_rare(user)
 
 
 def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> User | None:

@@ -28,8 +28,8 @@ from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import Correction, find_corrections, max_typos_for, merge_corrections
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
-from factorcell.data.tokenizers.base_tokenizer import Tokenizer
 from factorcell.data.tokenizers.bpe import BpeTokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.options import limits
 from factorcell.options.choices import check_unknown

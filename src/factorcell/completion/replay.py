@@ -29,7 +29,8 @@ from factorcell.data.counts import POPULARITY
 from factorcell.data.private_content import is_public
 from factorcell.data.tables.tables import open_table
 from factorcell.data.text_folds import same_text
-from factorcell.data.tokenizers.tokenizer import GRAPHEME, new_tokenizer
+from factorcell.data.tokenizers.kinds import new_tokenizer
+from factorcell.data.tokenizers.tokenizer import GRAPHEME
 from factorcell.errors import UserError, check_choice
 from factorcell.io.progress import progress_bar
 from factorcell.options import limits

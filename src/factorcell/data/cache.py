@@ -1,15 +1,25 @@
 """Convert a table to a corpus: read it in chunks, tokenize its texts, and cache the arrays of training tables.
 
-The memory holds the texts of one chunk (`chunks.CHUNK_ROWS` rows) at a time; the arrays in the cache are memory-mapped.
+The memory holds the texts of one chunk (`chunks.CHUNK_ROWS` rows) at a time. `TokenizedTexts` numbers their tokens in
+order of appearance and writes these provisional ids to a file. After the last text, it counts the tokens to build a
+vocabulary, and replaces each provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer
+of pieces cuts the token. An entry of the cache is a folder with the arrays of one table, which are memory-mapped when
+they are read, and a checksum of every file.
 """
 
 import errno
 import hashlib
-import io
 import json
 import os
+import secrets
+import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +28,132 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import Config
-from factorcell.data import cache_entry
 from factorcell.data.columns.columns import ContextColumns
-from factorcell.data.columns.schema import EXPECTED_READING, MISSING, ContextSchema
-from factorcell.data.corpus import Corpus, is_empty_text
-from factorcell.data.tables.chunks import Table
+from factorcell.data.columns.context import Ragged
+from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.corpus import SPELLING_END, Corpus, original_texts
+from factorcell.data.table_findings import CONTEXTS, number_findings, table_findings
+from factorcell.data.tables.chunks import EmptyTableError, Table
 from factorcell.data.tables.tables import open_table
-from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
-from factorcell.data.tokenizers.tokenizer import Tokenizer, new_tokenizer
-from factorcell.data.tokenizers.tokens import TokenizedTexts
+from factorcell.data.tokenizers.bpe import PretrainedTokenizer
+from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.io.findings import Finding, report
-from factorcell.io.progress import is_shown, progress_bar
+from factorcell.io.progress import progress_bar
 
-CONTEXTS = "contexts"  # the name of a table of values that no file has; its rows are not counted in findings
-MAX_OUTSIDE_SHARE = 0.01  # a finding reports a larger share of numbers outside the range of training
-CACHE_VERSION = 6  # part of the name of an entry, so that entries of other versions are not read
+START, END = 1, 2  # provisional ids; 0 is the unknown token
+CACHE_VERSION = 7  # part of the name of an entry, so that entries of other versions are not read
+CHECKSUMS_FILE = "complete"  # holds the checksums of all other files of an entry, and is written after them
+MAX_BYTES_IN_MEMORY = 1 << 26  # of the provisional ids of tokens; more are written to a temporary file
+MAX_PARTIAL_AGE = 24 * 60 * 60  # in seconds; older partial entries are removed
+
+
+class _ProvisionalIds(dict[str, int]):
+    """Ids of tokens in order of appearance, after the ids of the special tokens."""
+
+    def __missing__(self, token: str) -> int:
+        self[token] = token_id = len(self) + END + 1
+        return token_id
+
+
+class TokenizedTexts:
+    """Collects the tokenized texts of a table, and writes their provisional ids into the open file `id_file`.
+
+    A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token. With `max_tokens`
+    None, texts are not cut.
+    """
+
+    def __init__(self, id_file: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        self.id_file, self.tokenizer, self.max_tokens = id_file, tokenizer, max_tokens
+        self.id_by_token = _ProvisionalIds()
+        # Counts of the tokens after the cuts, by provisional id: these tokens are not stored, but they count for the
+        # vocabulary.
+        self.cut_counts = Counter[int]()
+        # For each chunk, the number of stored tokens of each text, including its start and end tokens
+        self.chunk_sizes = list[NDArray[np.int64]]()
+        self.originals = list[NDArray[np.uint64]]()
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Add the texts of one chunk."""
+        ids, sizes = array("I"), list[int]()  # an array takes half the memory of a list
+        id_of = self.id_by_token.__getitem__
+        for tokens in self.tokenizer.split_all(texts):
+            begin = len(ids)
+            ids.append(START)
+            if self.max_tokens is None or len(tokens) < self.max_tokens:
+                ids.extend(map(id_of, tokens))
+                ids.append(END)
+            else:
+                ids.extend(map(id_of, tokens[: self.max_tokens]))
+                self.cut_counts.update(map(id_of, tokens[self.max_tokens :]))
+            sizes.append(len(ids) - begin)
+        self.id_file.write(np.array(ids, dtype=np.uint32).tobytes())
+        self.chunk_sizes.append(np.array(sizes, dtype=np.int64))
+        if self.tokenizer.is_lossless:
+            self.originals.append(original_texts([self.tokenizer.normalize(text) for text in texts]))
+
+    def corpus_fields(self, *, train: bool) -> dict[str, Any]:
+        """Return the fields of a `Corpus` that come from texts; `train` creates the vocabulary from these texts."""
+        tokenizer, ids_of_tokens = self.tokenizer, list[Sequence[int]]()
+        if train:  # the tokens are words, of which a tokenizer of pieces makes several ids
+            tokenizer = tokenizer.train(self._count_tokens())
+            ids_of_tokens += tokenizer.encode_words(self.id_by_token)
+        else:
+            ids_of_tokens += [(token_id,) for token_id in tokenizer.encode(self.id_by_token)]
+        final_ids = Ragged.of([*((special,) for special in tokenizer.specials), *ids_of_tokens], np.uint32)
+        # The out-of-vocabulary tokens are also stored as bytes.
+        is_unknown = final_ids.values[final_ids.offsets[:-1]] == tokenizer.specials.unknown
+        spellings = [b""] * (END + 1)
+        spellings += [token.encode("utf-8", "surrogatepass") + SPELLING_END for token in self.id_by_token]
+        byte_counts, spelled_bytes = np.array([*map(len, spellings)]) * is_unknown, list[bytes]()
+        dtype: Any = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+        tokens, sizes, spelled_sizes = list[NDArray[Any]](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+        for ids, chunk_sizes in self._chunks():
+            chunk_tokens, final_sizes = self._replace(ids, chunk_sizes, final_ids)
+            tokens.append(chunk_tokens.astype(dtype))
+            sizes.append(final_sizes)
+            spelled_bytes += [spellings[token_id] for token_id in ids[is_unknown[ids]].tolist()]
+            spelled_sizes.append(np.add.reduceat(byte_counts[ids], np.cumsum(chunk_sizes) - chunk_sizes))
+        spelled_offsets = np.append(0, np.cumsum(np.concatenate(spelled_sizes)))
+        return {
+            "tokens": np.concatenate(tokens),
+            "offsets": np.append(0, np.cumsum(np.concatenate(sizes))),
+            "tokenizer": tokenizer,
+            "originals": np.concatenate(self.originals) if self.originals else None,
+            "spellings": Ragged(np.frombuffer(b"".join(spelled_bytes), np.uint8), spelled_offsets),
+        }
+
+    def _replace(
+        self, ids: NDArray[np.uint32], sizes: NDArray[np.int64], final_ids: Ragged
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return the final ids of the texts of a chunk, and the number of final ids of each text.
+
+        `sizes` are the numbers of provisional ids, and `final_ids` the final ids of each provisional id.
+        """
+        if (np.diff(final_ids.offsets) == 1).all():
+            return final_ids.values[ids], sizes
+        pieces = final_ids.select(ids)
+        whole_sizes = np.diff(pieces.offsets[np.append(0, np.cumsum(sizes))])
+        max_size = sys.maxsize if self.max_tokens is None else 1 + self.max_tokens  # with the start token
+        positions = np.arange(len(pieces.values)) - np.repeat(np.cumsum(whole_sizes) - whole_sizes, whole_sizes)
+        return pieces.values[positions < max_size], np.minimum(whole_sizes, max_size)
+
+    def _chunks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
+        """Yield the provisional ids of the texts of each chunk, and the number of ids of each text."""
+        self.id_file.seek(0)
+        for sizes in self.chunk_sizes:
+            content = self.id_file.read(int(sizes.sum()) * np.dtype(np.uint32).itemsize)
+            yield np.frombuffer(content, dtype=np.uint32), sizes
+
+    def _count_tokens(self) -> dict[str, int]:
+        """Return how often each token occurs in all texts, including the parts after cuts."""
+        counts = np.zeros(len(self.id_by_token) + END + 1, dtype=np.int64)
+        for ids, _ in self._chunks():
+            counts += np.bincount(ids, minlength=len(counts))
+        for token_id, count in self.cut_counts.items():
+            counts[token_id] += count
+        return dict(zip(self.id_by_token, counts[END + 1 :].tolist(), strict=True))
 
 
 def prepare(
@@ -50,8 +170,7 @@ def prepare(
     """Read a table and return its texts and contexts as a corpus.
 
     The corpus of a file is cached under a digest of the file and the options, unless `schema` is set or `truncate` is
-    false. If the cache cannot be written, the corpus stays in memory. Doubtful properties of the
-    table are reported (`table_findings`).
+    false. Doubtful properties of the table are reported (`table_findings`).
 
     Args:
         source: A path or any other source that `open_table` accepts.
@@ -73,42 +192,113 @@ def prepare(
     text_tokenizer = new_tokenizer(config) if tokenizer is None else tokenizer  # may fail, so before the table is read
     table, data_config = open_table(source), config.data
     config = replace(config, tokenizer=text_tokenizer.options)
+    if table.row_count == 0:
+        raise EmptyTableError(f"{table.name}: no rows")
     if schema is None and data_config.text not in table.columns:
         raise table.missing_column_error(data_config.text, (("text", "COLUMN"),), "to name the column of the texts")
     is_unseen: dict[str, NDArray[np.bool_]] = {}  # for each category, whether training never saw the value of each text
 
-    def read_corpus(folder: Path | None) -> Corpus:
-        """Return the corpus, with its tokens in a file in `folder` or, without a folder, in memory."""
+    def read_corpus() -> Corpus:
         columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
-        with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as id_file:
+        with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as id_file:
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
             _read_chunks(table, data_config.text, texts, columns)
-            text_fields = texts.corpus_fields(train=tokenizer is None, folder=folder)
+            text_fields = texts.corpus_fields(train=tokenizer is None)
         is_unseen.update(columns.unseen_rows())
         return Corpus(**text_fields, **columns.corpus_fields(text_fields))
 
     if table.digest is None or schema is not None or not truncate:
-        corpus = read_corpus(folder=None)
+        corpus = read_corpus()
     else:
         is_trained = tokenizer is not None or isinstance(text_tokenizer, PretrainedTokenizer)
         entry_name = _entry_name(table, config, text_tokenizer if is_trained else None)
-        corpus = _load_or_read(cache, entry_name, read_corpus, config, table.name)
+        corpus = _cached_corpus(cache, entry_name, config, read_corpus)
     report(*table_findings(corpus, table.name, is_unseen, unknown, optional, data_config.max_tokens))
     if schema is not None:
         report(*number_findings(schema, corpus.numbers, table.name))
     return corpus
 
 
-def _load_or_read(
-    cache: str | Path | None, entry_name: str, read: Callable[[Path | None], Corpus], config: Config, table_name: str
-) -> Corpus:
-    """Return the corpus of a cache entry, which `read` creates; if that fails, read the corpus into memory."""
+def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns) -> None:
+    """Read all chunks of a table into `texts` and `columns`."""
+    is_table = table.name != CONTEXTS
+    with progress_bar(total=table.row_count, desc="reading", unit="rows", unit_scale=True, show=is_table) as bar:
+        for chunk in table.chunks([text_column, *columns.names]):
+            chunk_texts = chunk[text_column]
+            for row, text in enumerate(chunk_texts, columns.row_count + 1):
+                if not isinstance(text, str):
+                    raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
+            columns.add(chunk, len(chunk_texts))
+            texts.add(chunk_texts)
+            bar.update(len(chunk_texts))
+
+
+def _cached_corpus(cache: str | Path | None, entry_name: str, config: Config, read: Callable[[], Corpus]) -> Corpus:
+    """Return the corpus of a cache entry; if it does not exist or is damaged, read the corpus and write the entry."""
+    corpus = None
     try:
-        return cache_entry.load_or_create(Path(cache or cache_folder()) / entry_name, read, config)
+        folder = Path(cache or cache_folder()) / entry_name
+        if (cached := load(folder, config)) is not None:
+            return cached
+        corpus = read()
+        _write_entry(corpus, folder, config)
+        return load(folder, config) or corpus
     except OSError as error:
         reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
-        report(Finding("no cache", f"the cache cannot be written ({reason}); {table_name} is kept in memory"))
-        return read(None)
+        report(Finding("no cache", f"the cache cannot be written ({reason}); the table is kept in memory"))
+        return read() if corpus is None else corpus
+
+
+def _write_entry(corpus: Corpus, folder: Path, config: Config) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for partial_folder in folder.parent.glob("*.partial"):  # some may be of processes that were killed
+        with suppress(FileNotFoundError):
+            if time.time() - partial_folder.stat().st_mtime > MAX_PARTIAL_AGE:
+                shutil.rmtree(partial_folder, ignore_errors=True)
+    new_folder = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
+    new_folder.mkdir()
+    try:
+        save(corpus, new_folder)
+        if load(folder, config) is None:
+            shutil.rmtree(folder, ignore_errors=True)  # an existing entry is damaged
+            with suppress(OSError):  # renaming fails if another process has created the same entry meanwhile
+                new_folder.rename(folder)
+    finally:
+        shutil.rmtree(new_folder, ignore_errors=True)
+
+
+def save(corpus: Corpus, folder: Path) -> None:
+    """Write the files of a cache entry into `folder`."""
+    for name, values in corpus.arrays().items():
+        np.save(folder / f"{name}.npy", values, allow_pickle=False)
+    for name, content in corpus.tokenizer.contents().items():
+        (folder / name).write_bytes(content)
+    (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
+    checksums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
+    (folder / CHECKSUMS_FILE).write_text(json.dumps(checksums), encoding="utf-8")
+
+
+def checksum(path: Path) -> str:
+    """Return the BLAKE2b digest of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def load(folder: Path, config: Config) -> Corpus | None:
+    """Return the corpus of an entry, or None if the entry does not exist or is damaged."""
+    try:
+        checksums = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
+        if any(checksum(folder / name) != expected_checksum for name, expected_checksum in checksums.items()):
+            return None
+        arrays = dict[str, NDArray[Any]]()
+        for name in checksums:
+            if name.endswith(".npy"):
+                mmap_mode: Any = None if "offsets" in name else "r"  # offsets are small; other arrays are memory-mapped
+                arrays[name.removesuffix(".npy")] = np.load(folder / name, mmap_mode=mmap_mode, allow_pickle=False)
+        schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
+        return Corpus.from_arrays(arrays, load_tokenizer(config, folder), schema)
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # errors of damaged files
+        return None
 
 
 def _entry_name(table: Table, config: Config, tokenizer: Tokenizer | None) -> str:
@@ -123,82 +313,6 @@ def _entry_name(table: Table, config: Config, tokenizer: Tokenizer | None) -> st
     return digest.hexdigest()
 
 
-def table_findings(
-    corpus: Corpus,
-    table_name: str,
-    is_unseen: Mapping[str, NDArray[np.bool_]],
-    unknown: str,
-    optional: tuple[str, ...],
-    max_tokens: int,
-) -> Iterator[Finding]:
-    """Yield a finding about unseen values, cut texts, empty context columns and empty texts of a table.
-
-    A column of texts is not an empty context column, because an empty text is a text without words.
-    `is_unseen` says for each category whether training never saw the value of each text (rows,).
-    """
-
-    def format_counts(is_affected: Mapping[str, NDArray[np.bool_]]) -> str:
-        return _format_counts(is_affected, len(corpus), table_name)
-
-    if unknown != "error" and (counts := format_counts(is_unseen)):
-        reading = "the unknown value" if unknown == "group" else "the expected value of the column"
-        text = f"values that training did not see in {counts}, read as {reading} (--unknown {unknown})"
-        yield Finding("unseen values", f"{table_name}: {text}")
-    if counts := format_counts({"": corpus.truncated}):
-        remedy = "a model trained with a larger --max-tokens reads more"
-        yield Finding("cut texts", f"{table_name}: {counts} cut after {max_tokens:,} tokens; {remedy}")
-    if table_name == CONTEXTS:
-        return
-    schema = corpus.schema
-    masks = [(variable, corpus.categories[:, index] == MISSING) for index, variable in enumerate(schema.categories)]
-    masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
-    masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
-    is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
-    if unknown != "expected" and (counts := format_counts(is_missing)):
-        text = f"an empty context column in {counts}, {EXPECTED_READING}"
-        yield Finding("missing values", f"{table_name}: {text}")
-    if counts := format_counts({"": is_empty_text(corpus)}):
-        yield Finding("empty texts", f"{table_name}: {counts} empty; the end of an empty text is its only target")
-
-
-def _format_counts(is_affected: Mapping[str, NDArray[np.bool_]], row_count: int, table_name: str) -> str:
-    """Return "12 of 1,000 texts (city 10, user 3)": the number of affected texts, of all, and of affected by name.
-
-    The result is empty if no text is affected. Texts of `CONTEXTS` may be read several times, so they are not counted.
-    `is_affected` maps each name to an array (rows,).
-    """
-    counts = {name: int(mask.sum()) for name, mask in is_affected.items() if mask.any()}
-    if not counts:
-        return ""
-    if table_name == CONTEXTS:
-        return ", ".join(filter(None, counts)) or "texts"
-    total = int(np.logical_or.reduce(list(is_affected.values())).sum())
-    by_name = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name)
-    return f"{total:,} of {row_count:,} texts" + (f" ({by_name})" if by_name else "")
-
-
-def number_findings(schema: ContextSchema, numbers: NDArray[np.float32], table_name: str) -> Iterator[Finding]:
-    """Yield a finding for each numeric variable with values outside the range of its values in training.
-
-    Values near the range are not reported if they are few, because random samples of the same numbers have such values.
-    A value is far outside if its distance from the range is larger than the width of the range.
-
-    Args:
-        schema: The context variables of training.
-        numbers: The values of its numeric variables (rows, variables).
-        table_name: The name of the table.
-    """
-    for variable, column in zip(schema.numbers, numbers.T, strict=True):
-        middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
-        distances = np.abs(column - middle) - width / 2
-        is_outside, is_far = distances > 1e-6 * max(abs(variable.low), abs(variable.high)), distances > width
-        if width and not variable.period and (is_far.any() or is_outside.mean() > MAX_OUTSIDE_SHARE):
-            training_range = f"the range of training ({variable.low:.6g} to {variable.high:.6g})"
-            rows = "" if table_name == CONTEXTS else f" in {is_outside.sum():,} of {len(column):,} rows"
-            text = f"{table_name}: {variable.name} is outside {training_range}{rows}; predictions are extrapolated"
-            yield Finding("outside range", text)
-
-
 def cache_folder() -> Path:
     """Return the folder of the cache: $FACTORCELL_CACHE, or `factorcell` in the user's cache folder.
 
@@ -211,18 +325,3 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "factorcell"
     except RuntimeError:
         raise FileNotFoundError(errno.ENOENT, "there is no home folder; set FACTORCELL_CACHE") from None
-
-
-def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns) -> None:
-    """Read all chunks of a table into `texts` and `columns`."""
-    row_count = table.row_count or (table.estimate_rows() if is_shown() else None)
-    is_table = table.name != CONTEXTS
-    with progress_bar(total=row_count, desc="reading", unit="rows", unit_scale=True, show=is_table) as bar:
-        for chunk in table.chunks([text_column, *columns.names]):
-            chunk_texts = chunk[text_column]
-            for row, text in enumerate(chunk_texts, columns.row_count + 1):
-                if not isinstance(text, str):
-                    raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
-            columns.add(chunk, len(chunk_texts))
-            texts.add(chunk_texts)
-            bar.update(len(chunk_texts))

@@ -6,9 +6,10 @@ Shapes: B texts, T targets of the longest text, C categorical and N numeric vari
 of the vocabulary.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.data.columns.context import Context
-from factorcell.data.columns.schema import MISSING, ContextSchema
-from factorcell.data.originals import SPELLING_END, OriginalTexts
-from factorcell.data.ragged import Ragged
+from factorcell.data.columns.context import Context, Ragged
+from factorcell.data.columns.schema import MISSING, ContextSchema, Variable
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 
@@ -27,6 +26,8 @@ POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this m
 BLOCK_TOKENS = 1 << 24  # number of tokens that are counted at once
 # 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+ARRAYS = ("tokens", "offsets", "categories", "numbers", "users", "originals", "spellings")  # fields of a `Corpus`
+SPELLING_END = b"\xff"  # follows each token in `Corpus.spellings`; UTF-8 never contains this byte
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ class Corpus:
         prompts: For each prompt, the token ids of each row, each text after a start token; empty for a missing prompt.
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
             numbered from 1 on in order of appearance; 0 is a missing user.
-        originals: Sizes and digests of the normalized texts; None if the tokens do not determine them, or if the texts
-            are not from a table.
+        originals: The size of each normalized text in bytes of UTF-8, and a 64-bit digest of it (rows, 2); None if the
+            tokens do not determine the texts (`Tokenizer.is_lossless`), or if the texts are not from a table.
         spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token. None
-            if the texts are not from a table. A text that `truncate` has cut has the tokens of the whole text.
+            if the texts are not from a table.
         selected: The index of the table row of each text (rows,) of a selection; empty in a corpus of a whole table.
     """
 
@@ -89,7 +90,7 @@ class Corpus:
     words: tuple[Ragged, ...] = ()
     prompts: tuple[Ragged, ...] = ()
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    originals: OriginalTexts | None = None
+    originals: NDArray[np.uint64] | None = None
     spellings: Ragged | None = None
     selected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -126,10 +127,7 @@ class Corpus:
         return is_cut
 
     def unknown_tokens(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return the out-of-vocabulary tokens of all texts, and the index of the text of each token.
-
-        Both are empty if the corpus has no `spellings`.
-        """
+        """Return the out-of-vocabulary tokens of all texts, if they have `spellings`, and the text of each token."""
         if self.spellings is None:
             return [], np.zeros(0, np.int64)
         ends = np.flatnonzero(self.spellings.values == ord(SPELLING_END))
@@ -137,22 +135,35 @@ class Corpus:
         tokens = [encoded.decode("utf-8", "surrogatepass") for encoded in encoded_tokens]
         return tokens, np.searchsorted(self.spellings.offsets, ends, side="right") - 1
 
-    def truncate(self, max_tokens: int) -> "Corpus":
-        """Return this corpus, whose texts must be uncut, with each text cut after `max_tokens` tokens."""
-        sizes = np.minimum(np.diff(self.offsets), max_tokens + 1)  # `max_tokens` does not count the start token
-        offsets = np.append(0, np.cumsum(sizes))
-        shifts = self.offsets[:-1] - offsets[:-1]  # from the index of a token in the result to its index here
-        indices = np.arange(offsets[-1]) + np.repeat(shifts, sizes)
-        return replace(self, tokens=self.tokens[indices], offsets=offsets)
-
-    def context_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of all contexts by their names in files; `context_fields` is the inverse function."""
-        arrays: dict[str, NDArray[Any]] = {"categories": self.categories, "numbers": self.numbers}
-        arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(self.vectors)}
-        for kind, lists_of_kind in (("words", self.words), ("prompts", self.prompts)):
-            for index, lists in enumerate(lists_of_kind):
-                arrays |= {f"{kind}.{index}": lists.values, f"{kind}.{index}.offsets": lists.offsets}
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all arrays by their names in files; `from_arrays` is the inverse function."""
+        parts: dict[str, Any] = {name: getattr(self, name) for name in ARRAYS}
+        for kind, parts_of_kind in (("vectors", self.vectors), ("words", self.words), ("prompts", self.prompts)):
+            parts |= {f"{kind}.{index}": part for index, part in enumerate(parts_of_kind)}
+        arrays = dict[str, NDArray[Any]]()
+        for name, part in parts.items():
+            if isinstance(part, Ragged):
+                arrays |= {name: part.values, f"{name}.offsets": part.offsets}
+            elif part is not None:
+                arrays[name] = part
         return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], tokenizer: Tokenizer, schema: ContextSchema) -> "Corpus":
+        """Return the corpus of a table from the arrays that `arrays` returned."""
+
+        def part(name: str) -> Any:
+            offsets = arrays.get(f"{name}.offsets")
+            return arrays.get(name) if offsets is None else Ragged(arrays[name], offsets)
+
+        return cls(
+            tokenizer=tokenizer,
+            schema=schema,
+            vectors=tuple(part(f"vectors.{index}") for index in range(len(schema.vectors))),
+            words=tuple(part(f"words.{index}") for index in range(len(schema.texts))),
+            prompts=tuple(part(f"prompts.{index}") for index in range(len(schema.prompts))),
+            **{name: part(name) for name in ARRAYS},
+        )
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts with the indices `rows` as tensors."""
@@ -215,7 +226,7 @@ class Corpus:
             words=tuple(words.select(rows) for words in self.words),
             prompts=tuple(prompt.select(rows) for prompt in self.prompts),
             users=self.users[rows] if len(self.users) else self.users,
-            originals=None if self.originals is None else self.originals.select(rows),
+            originals=None if self.originals is None else self.originals[rows],
             spellings=None if self.spellings is None else self.spellings.select(rows),
             selected=self.source_rows[rows],
         )
@@ -225,43 +236,35 @@ class Corpus:
 
         The variables of the column `keep` have their values; `schema` is then that of this corpus.
         """
-        row_count = len(self)
-        empty_lists = Ragged(np.zeros(0, np.int32), np.zeros(row_count + 1, np.int64))
-        categories = np.full((row_count, len(schema.categories)), MISSING, dtype=np.int32)
-        numbers = np.full((row_count, len(schema.numbers)), np.nan, dtype=np.float32)
-        for variables, new_values, values in (
-            (schema.categories, categories, self.categories),
-            (schema.numbers, numbers, self.numbers),
-        ):
+        rows, empty_lists = len(self), Ragged(np.zeros(0, np.int32), np.zeros(len(self) + 1, np.int64))
+        categories = np.full((rows, len(schema.categories)), MISSING, dtype=np.int32)
+        numbers = np.full((rows, len(schema.numbers)), np.nan, dtype=np.float32)
+        vectors = [np.full((rows, len(variable.means)), np.nan, dtype=np.float32) for variable in schema.vectors]
+        words = [empty_lists] * len(schema.texts)
+        parts: list[tuple[Sequence[Variable], Any, Any]] = [
+            (schema.categories, categories.T, self.categories.T),
+            (schema.numbers, numbers.T, self.numbers.T),
+            (schema.vectors, vectors, self.vectors),
+            (schema.texts, words, self.words),
+        ]
+        for variables, new_values, values in parts:
             for index, variable in enumerate(variables):
                 if variable.source_column == keep:
-                    new_values[:, index] = values[:, index]
-        vectors = [
-            self.vectors[index] if variable.source_column == keep else np.full((row_count, len(variable.means)), np.nan)
-            for index, variable in enumerate(schema.vectors)
-        ]
+                    new_values[index] = values[index]
         return replace(
             self,
             schema=schema,
             categories=categories,
             numbers=numbers,
-            vectors=tuple(vector.astype(np.float32, copy=False) for vector in vectors),
-            words=tuple(
-                self.words[index] if variable.source_column == keep else empty_lists
-                for index, variable in enumerate(schema.texts)
-            ),
+            vectors=tuple(vectors),
+            words=tuple(words),
             prompts=(empty_lists,) * len(schema.prompts),
         )
 
     def split(self, share: float, seed: int) -> tuple["Corpus", "Corpus"]:
-        """Split the rows at random into training rows and held-out rows; each part has at least one row.
+        """Split the rows at random into training rows and a `share` of held-out rows; each part has at least one row.
 
-        Args:
-            share: The share of held-out rows.
-            seed: The seed of the random order.
-
-        Returns:
-            The training corpus and the held-out corpus, both in the order of this corpus.
+        Both corpora have the order of this corpus.
 
         Raises:
             UserError: The corpus has fewer than two rows.
@@ -278,15 +281,7 @@ class Corpus:
         """Split the users at random into those of training and held-out ones, who wrote about `share` of the texts.
 
         A user who wrote more than this share is never held out. The schema of both parts has no held-out users, as if
-        training had never seen them.
-
-        Args:
-            share: The share of held-out texts.
-            seed: The seed of the random order.
-            column: The column of the users.
-
-        Returns:
-            The training corpus and the held-out corpus, both in the order of this corpus.
+        training had never seen them. `column` is the column of the users. Both corpora have the order of this corpus.
         """
         text_counts = np.bincount(self.users)
         order = 1 + np.random.default_rng((seed, 0xDE7)).permutation(len(text_counts) - 1)  # 0 is a missing user
@@ -294,45 +289,19 @@ class Corpus:
         totals = np.cumsum(text_counts[order])
         held_out_users = order[: 1 + int(np.searchsorted(totals, share * len(self)))]
         is_held_out = np.isin(self.users, held_out_users)
-        index, variable = next(
-            (index, variable)
-            for index, variable in enumerate(self.schema.categories)
-            if variable.source_column == column
-        )
-        is_kept = np.ones(len(variable.values), bool)
-        is_kept[np.maximum(self.categories[is_held_out, index], 0)] = False
+        index = [variable.source_column for variable in self.schema.categories].index(column)
+        variable, ids = self.schema.categories[index], self.categories[:, index]
+        is_kept = ~np.isin(np.arange(len(variable.values)), ids[is_held_out])
         is_kept[0] = True  # the unknown value
-        new_ids = np.where(is_kept, np.cumsum(is_kept) - 1, 0).astype(np.int32)
-        categories, old_ids = self.categories.copy(), self.categories[:, index]
-        categories[:, index] = np.where(old_ids < 0, old_ids, new_ids[old_ids])
-        variables = [
-            replace(
-                variable,
-                values=tuple(itertools.compress(variable.values, is_kept)),
-                counts=tuple(itertools.compress(variable.counts, is_kept)),
-            )
-            if other.name == variable.name
-            else other
-            for other in self.schema.variables
-        ]
-        corpus = replace(self, categories=categories, schema=replace(self.schema, variables=tuple(variables)))
+        new_ids = np.where(is_kept, np.cumsum(is_kept) - 1, 0)
+        categories = self.categories.copy()
+        categories[:, index] = np.where(ids < 0, ids, new_ids[ids])
+        new_variable = replace(
+            variable, values=tuple(compress(variable.values, is_kept)), counts=tuple(compress(variable.counts, is_kept))
+        )
+        variables = tuple(new_variable if other is variable else other for other in self.schema.variables)
+        corpus = replace(self, categories=categories, schema=ContextSchema(variables))
         return corpus.select(np.flatnonzero(~is_held_out)), corpus.select(np.flatnonzero(is_held_out))
-
-
-def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) -> dict[str, Any]:
-    """Return the fields of a `Corpus` that describe contexts, from the arrays that `Corpus.context_arrays` returned."""
-    return {
-        "schema": schema,
-        "categories": arrays["categories"],
-        "numbers": arrays["numbers"],
-        "vectors": tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
-        "words": _lists_of_kind(arrays, "words", len(schema.texts)),
-        "prompts": _lists_of_kind(arrays, "prompts", len(schema.prompts)),
-    }
-
-
-def _lists_of_kind(arrays: Mapping[str, NDArray[Any]], kind: str, count: int) -> tuple[Ragged, ...]:
-    return tuple(Ragged(arrays[f"{kind}.{index}"], arrays[f"{kind}.{index}.offsets"]) for index in range(count))
 
 
 def _split_batches(
@@ -345,14 +314,25 @@ def _split_batches(
     sorted_lengths = np.maximum(lengths[rows], 1)
     begin = 0
     while begin < len(rows):
-        # Binary search for the largest end of a batch that fits; the padded size grows with the number of rows.
-        end, max_end = begin + 1, min(len(rows), begin + (max_texts or len(rows)))
-        while end < max_end:
-            middle = (end + max_end + 1) // 2
-            padded_size = (middle - begin) * sorted_lengths[middle - 1]
-            end, max_end = (middle, max_end) if padded_size <= batch_tokens else (end, middle - 1)
+        # Each text has at least as many tokens as the first one, which limits the number of texts.
+        count = min(max_texts or len(rows), 1 + batch_tokens // int(sorted_lengths[begin]))
+        padded_sizes = np.arange(1, count + 1)[: len(rows) - begin] * sorted_lengths[begin : begin + count]
+        end = begin + max(1, int(np.searchsorted(padded_sizes, batch_tokens, side="right")))
         yield rows[begin:end]
         begin = end
+
+
+def original_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
+    """Return the size in bytes of UTF-8 and a 64-bit digest of each text (rows, 2)."""
+    encoded_texts = [text.encode("utf-8", "surrogatepass") for text in texts]
+    digests = b"".join(hashlib.blake2b(encoded, digest_size=8).digest() for encoded in encoded_texts)
+    sizes = np.array([*map(len, encoded_texts)], np.uint64)
+    return np.stack([sizes, np.frombuffer(digests, "<u8")], axis=1)  # little-endian on every machine
+
+
+def originals_key(originals: NDArray[np.uint64]) -> str:
+    """Return a digest of all texts of `Corpus.originals` and their order."""
+    return hashlib.sha256(np.ascontiguousarray(originals[:, 1]).tobytes()).hexdigest()[:16]
 
 
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
@@ -398,10 +378,7 @@ def is_empty_text(corpus: Corpus) -> NDArray[np.bool_]:
 def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
     """Return the 64-bit hashes of n-grams that are extended by one token each; the hash of an empty n-gram is 0.
 
-    Args:
-        hashes: The hash of each n-gram.
-        tokens: The token that is appended to each n-gram; an array of the same shape as `hashes`.
-        shift: The number of bits by which a product is shifted to mix its upper bits into its lower ones.
+    Shifted by `shift` bits, the upper bits of a product are mixed into its lower ones.
     """
     products = (hashes ^ tokens) * HASH_MULTIPLIER
     return products ^ (products >> np.uint64(shift))

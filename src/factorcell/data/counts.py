@@ -6,7 +6,7 @@ content (`find_private_content`). The names of users are not stored. Texts are c
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,36 +47,26 @@ class TextCounts:
     ) -> "TextCounts":
         """Count `texts`, and omit those with fewer than `min_count` occurrences or `min_users` users.
 
-        Args:
-            texts: The texts, compared in canonical form.
-            min_count: The minimum number of occurrences of a popular text.
-            users: The user who wrote each text, compared by `category_name`. Missing users (`is_missing`) are not
-                counted. Without `users` the number of users of a text is not checked.
-            min_users: The minimum number of different users who wrote a popular text.
-
-        Raises:
-            UserError: A text is not a string, a user cannot be a category value, or the number of users differs from
-                the number of texts.
+        The user of each text is compared by `category_name`; missing users are not counted. Without `users`, the
+        number of users of a text is not checked.
         """
         canonical_texts = list[str]()
         for number, text in enumerate(to_values(texts, "texts"), 1):
             if not isinstance(text, str):
                 raise UserError(f"text {number}: expected a string, got {short_repr(text)}")
             canonical_texts.append(same_text(text))
-        counts = Counter(canonical_texts)
-        users_by_text = defaultdict[str, set[str]](set)
-        if users is not None:
-            user_names = category_names(users, "users", len(canonical_texts))
-            for text, user_name in zip(canonical_texts, user_names, strict=True):
-                if user_name is not None:
-                    users_by_text[text].add(user_name)
-        min_users = 0 if users is None else min_users
+        text_count, user_counts = len(canonical_texts), Counter[str]()
+        if users is None:
+            min_users = 0
+        else:
+            pairs = set(zip(canonical_texts, category_names(users, "users", text_count), strict=True))
+            user_counts.update(text for text, user in pairs if user is not None)
         popular_counts = {
             text: count
-            for text, count in counts.items()
-            if text and count >= min_count and len(users_by_text[text]) >= min_users and is_public(text)
+            for text, count in Counter(canonical_texts).items()
+            if text and count >= min_count and user_counts[text] >= min_users and is_public(text)
         }
-        return cls(popular_counts, len(canonical_texts), min_users)
+        return cls(popular_counts, text_count, min_users)
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_users: int) -> "TextCounts":
@@ -115,11 +105,7 @@ class TextCounts:
 
     @classmethod
     def open(cls, path: Path) -> "TextCounts":
-        """Return the counts in a file that `save` wrote.
-
-        Raises:
-            UserError: The file does not exist or is damaged.
-        """
+        """Return the counts in a file that `save` wrote; raise `UserError` if it does not exist or is damaged."""
         rows = files.read_rows(path)
         try:
             counts = {str(row["text"]): int(row["count"]) for row in rows[1:]}
@@ -132,10 +118,7 @@ class TextCounts:
 def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
     """Return how many users wrote each of `text_count` distinct texts (text_count,).
 
-    Args:
-        text_indices: The text of each row, as an index from 0 to `text_count` - 1.
-        users: The user of each row; 0 is missing and is not counted.
-        text_count: The number of distinct texts.
+    `text_indices` are the indices of the texts of all rows, and `users` the users; 0 is a missing user, not counted.
     """
     has_user = users > 0
     # A pair is one number: the text in the upper 32 bits, the user in the lower 32 bits.

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import parse_column
+from factorcell.data.columns.rows import ResultRows
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.tables.chunks import Table
-from factorcell.data.tables.result_rows import ResultRows
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation.bayes_rule import apply_temperature, fit_temperature, normalize

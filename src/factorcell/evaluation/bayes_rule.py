@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.tables.result_rows import ResultRows
+from factorcell.data.columns.rows import ResultRows
 from factorcell.errors import UserError
 from factorcell.evaluation.text_figures import Ratios, TextSums, accuracy_sums
 from factorcell.io.lazy import LazyMethod

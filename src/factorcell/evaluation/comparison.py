@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from factorcell.bootstrap import Interval
-from factorcell.data.tables.result_rows import ResultRows
+from factorcell.data.columns.rows import ResultRows
 from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, gain_from_nats
 from factorcell.io.escapes import align_columns
 from factorcell.io.lazy import LazyMethod

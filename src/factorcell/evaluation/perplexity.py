@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
-from factorcell.data.columns.values import category_name_or_none, is_missing, to_number
+from factorcell.data.columns.rows import ResultRows
+from factorcell.data.columns.values import category_name_or_none, is_missing, natural_order, to_number
 from factorcell.data.corpus import Corpus, is_known_target
-from factorcell.data.tables.natural_order import natural_order
-from factorcell.data.tables.result_rows import ResultRows
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation import text_figures

@@ -38,7 +38,7 @@ from scipy.special import stdtrit
 
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
-from factorcell.data.corpus import Corpus, is_known_target, target_offsets
+from factorcell.data.corpus import Corpus, is_known_target, originals_key, target_offsets
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.ngram.spelling import spelling_nats
@@ -111,8 +111,8 @@ def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
     }
     if corpus.originals is not None:
         bits = np.where(corpus.truncated, math.nan, (nats_of_texts + spelling_nats(corpus)) / math.log(2))
-        sizes = np.where(corpus.truncated, math.nan, corpus.originals.sizes)
-        figures["bits_per_byte"] = TextSums(corpus.originals.key, bits, sizes)
+        sizes = np.where(corpus.truncated, math.nan, corpus.originals[:, 0])
+        figures["bits_per_byte"] = TextSums(originals_key(corpus.originals), bits, sizes)
     return figures
 
 

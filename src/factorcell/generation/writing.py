@@ -30,7 +30,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.ngram.mixture import Predictor
 from factorcell.nn.backbones.backbone import BackboneState, Conditions
 from factorcell.nn.kernels.drawing import (

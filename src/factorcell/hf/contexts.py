@@ -5,13 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from factorcell.config import Config, DataConfig
-from factorcell.data.cache import CONTEXTS, number_findings
 from factorcell.data.columns.columns import ContextColumns, parse_column
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.rows import is_row, to_rows
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.tables.arrow import class_name
-from factorcell.data.tables.chunks import Chunk, Table
+from factorcell.data.table_findings import CONTEXTS, number_findings
+from factorcell.data.tables.chunks import Chunk, Table, class_name
 from factorcell.data.tables.tables import feature_classes, is_column, open_table
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report

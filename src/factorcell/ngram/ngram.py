@@ -29,7 +29,8 @@ from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import with_context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus, target_ids
-from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
+from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.io import files, lock
 from factorcell.io.progress import progress_bar

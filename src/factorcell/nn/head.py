@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from factorcell.config import ModelConfig
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.options.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 

@@ -23,8 +23,7 @@ from factorcell.config import Config
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Batch
-from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS, Specials
+from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io import pretrained
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, BackboneState, Conditions
@@ -120,7 +119,7 @@ class ValueNames(nn.Module):
         """Return the tokens of the names of B texts, after a start token."""
         values = context.categories[:, self.columns].clamp(min=0)  # a missing value is read as the unknown one
         rows = F.pad(values + self.first_rows, (1, 0), value=0)  # row 0 of the table of lines is the start token
-        lists = IdLists(self.ids, self.offsets).select(rows.flatten())
+        lists = IdLists(self.ids, self.offsets)[rows.flatten()]
         return IdLists(lists.ids, lists.offsets[:: rows.shape[1]])
 
     def describe(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from factorcell.adapters.adapters import Shift
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.nn.backbones.recurrent import RecurrentBackbone, RecurrentConditions, RecurrentState
 from factorcell.nn.kernels import library
 from factorcell.nn.kernels.signatures import CONTEXT, MODEL, Signature

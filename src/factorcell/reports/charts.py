@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
-from factorcell.data.tables.natural_order import natural_order
+from factorcell.data.columns.values import natural_order
 from factorcell.io.escapes import escape_hidden_lines
 from factorcell.io.finite import is_number
 from factorcell.reports.wording import visible_token

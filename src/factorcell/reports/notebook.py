@@ -7,7 +7,7 @@ themes. A view needs no script, and remains readable without its style, which so
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from factorcell.data.tables.natural_order import natural_order
+from factorcell.data.columns.values import natural_order
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.comparison import Comparison
 from factorcell.evaluation.perplexity import Evaluation

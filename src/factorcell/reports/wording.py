@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from factorcell.data.tokenizers.vocabulary import SPECIAL_TOKENS, Specials
+from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS, Specials
 
 
 def token_separator(tokenizer: str) -> str:

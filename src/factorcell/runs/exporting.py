@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.data.columns.values import category_name_or_none, is_missing
-from factorcell.data.tokenizers.transformers_tokenizer import to_transformers
+from factorcell.data.tokenizers.kinds import to_transformers
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 from factorcell.io.findings import LOG

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import FORMAT, PRECISIONS, Config
-from factorcell.data.columns.rows import has_rows
+from factorcell.data.columns.rows import ResultRows
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Batch, Corpus, target_offsets
-from factorcell.data.tables.result_rows import ResultRows
+from factorcell.data.tables.chunks import EmptyTableError
 from factorcell.data.tables.tables import table_name
-from factorcell.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
+from factorcell.data.tokenizers.kinds import load_tokenizer, tokenizer_files
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock
 from factorcell.io.lazy import LazyMethod
@@ -321,9 +322,7 @@ class Run(TextModel):
         """
         try:
             corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
-        except UserError:
-            if has_rows(source):
-                raise
+        except EmptyTableError:
             return ResultRows()
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
         return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))

@@ -9,7 +9,7 @@ from typing import Any
 import regex
 
 from factorcell.completion.texts import MAX_BYTES
-from factorcell.data.private_content import context_texts, find_private_content
+from factorcell.data.private_content import find_private_content, texts_in
 from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 from factorcell.errors import UserError
 from factorcell.io import input_files
@@ -47,7 +47,7 @@ class Privacy:
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return what a text or its context seems to contain, such as "a password"; None if the text may be saved."""
-        for part in (text, *context_texts(context or {})):
+        for part in (text, *texts_in([*(context or {}).values()])):
             if (label := find_private_content(part)) is not None:
                 return label
             forms = {part, screening(part)}

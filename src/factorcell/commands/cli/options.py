@@ -282,13 +282,11 @@ def parse_context_values(texts: Sequence[str], option: str = "--context") -> dic
 
 def report_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
     """Report each value in the contexts that is rare, since the model reads all rare values alike."""
-    from factorcell.data.columns.schema import may_contain
-
     for variable in schema.categories:
         column = variable.source_column
         for value in dict.fromkeys(context[column] for context in contexts if column in context):
             # The Bloom filter recognizes all rare values, and by coincidence a few other values.
-            if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
+            if value not in variable.values and variable.may_be_rare(value):
                 reason = f"fewer than {variable.min_count} training texts have this value"
                 report(Finding("rare value", f"{column} {value!r} is rare ({reason}); read as the unknown value"))
 

@@ -227,7 +227,7 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
     With `verbose`, also print the metrics of each value and their means.
     """
     from factorcell.bootstrap import Interval
-    from factorcell.data.tables.natural_order import natural_order
+    from factorcell.data.columns.values import natural_order
 
     rows = [{"classifier": result.name, "accuracy": format_interval(metrics, "accuracy")}]
     for row in metrics["others"]:

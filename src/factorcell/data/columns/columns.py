@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import HISTORY_COLUMN, DataConfig
-from factorcell.data.columns.number_reader import NumberReader
+from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.prompts import PromptReader, earlier_texts
-from factorcell.data.columns.readers import CategoryReader, ColumnReader, TextReader, VectorReader
+from factorcell.data.columns.readers import CategoryReader, ColumnReader, NumberReader, TextReader, VectorReader
 from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.columns.values import is_missing, short_repr, to_number, to_seconds
-from factorcell.data.ragged import Ragged
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
@@ -40,9 +39,18 @@ class ContextColumns:
     Without a `schema`, the method `corpus_fields` creates a new one. The config or the first rows of a column determine
     the kind of its variable; all values of the column determine the other fields of the variable.
 
+    Args:
+        table: The table.
+        config: The options of the columns.
+        schema: The schema of a trained model, or None in training.
+        unknown: The policy for category values that are not in `schema` (`ColumnReader.unknown`).
+        optional: The names of variables for which the policy is "expected"; their columns may be missing.
+        tokenizer: The tokenizer that splits prompts, with or without a vocabulary; None if there are no prompts.
+
     Attributes:
         readers: A reader for each variable.
-        names: The columns that the table contains, once for each variable.
+        names: The columns that the table contains, once each.
+        row_count: The number of rows that were added.
     """
 
     def __init__(
@@ -54,39 +62,23 @@ class ContextColumns:
         optional: Sequence[str] = (),
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Create a reader for each variable.
-
-        Args:
-            table: The table.
-            config: The options of the columns.
-            schema: The schema of a trained model, or None in training.
-            unknown: The policy for category values that are not in `schema`: "error", "group" (read as a rare value) or
-                "expected" (read as a missing value).
-            optional: The names of variables for which the policy is "expected"; their columns may be missing.
-            tokenizer: The tokenizer that splits prompts, with or without a vocabulary; None if there are no prompts.
-
-        Raises:
-            UserError: A column is missing, or the policy is unknown.
-        """
         check_unknown(unknown)
         if schema is None and config.time and config.time not in table.columns:
             raise table.missing_column_error(config.time)
-        self.config, self.schema = config, schema
+        self.config, self.schema, self.row_count = config, schema, 0
         self.readers = list[ColumnReader]()
         self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table
         for variable in _new_variables(table, config) if schema is None else schema.variables:
-            column = variable.source_column
+            column, is_user = variable.source_column, variable.source_column == config.user
             policy = "expected" if variable.name in optional else unknown
-            if schema is None:
-                policy = "error"
-            elif policy == "error" and config.anonymous and column == config.user:
+            if policy == "error" and config.anonymous and is_user:
                 policy = "group"  # the schema has no names of users, so all users are unknown
-            if column not in (*table.columns, HISTORY_COLUMN) and policy != "expected":
+            if column not in (*table.columns, HISTORY_COLUMN) and (schema is None or policy != "expected"):
                 raise table.missing_column_error(column, (("unknown", "expected"),))
             reader_class = READERS.get(variable.kind, NumberReader)
-            reader = reader_class(variable, table.name, policy, is_known=schema is not None)
+            reader = reader_class(variable, table.name, None if schema is None else policy)
             if isinstance(reader, CategoryReader):
-                reader.is_private = column == config.user
+                reader.is_private = is_user
             if isinstance(reader, PromptReader) and tokenizer is not None:
                 reader.read_with(tokenizer, config)
             if column == HISTORY_COLUMN and column not in table.columns and variable.name not in optional:
@@ -94,7 +86,6 @@ class ContextColumns:
             self.readers.append(reader)
         columns = [reader.column for reader in self.readers] + ([config.time] if self.times is not None else [])
         self.names = [column for column in dict.fromkeys(columns) if column in table.columns]
-        self.row_count = 0  # the number of rows that were added
 
     def add(self, chunk: Mapping[str, list[Any]], row_count: int) -> None:
         """Add a chunk of `row_count` rows."""
@@ -106,17 +97,13 @@ class ContextColumns:
         self.row_count += row_count
 
     def unseen_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """Return whether training never saw the value of each row (rows,), for each category of a known schema.
-
-        A text counts if training saw none of its words.
-        """
+        """Return whether training never saw the value of each row (rows,), for each category of a known schema."""
         if self.schema is None:
             return {}
         return {
             variable.name: reader.is_unseen(variable)
             for reader, variable in zip(self.readers, self.schema.variables, strict=True)
-            if isinstance(reader, (CategoryReader, TextReader))
-            and not (self.config.anonymous and reader.column == self.config.user)
+            if isinstance(reader, CategoryReader) and not (self.config.anonymous and reader.is_private)
         }
 
     def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -126,36 +113,39 @@ class ContextColumns:
         Without prompts, they are not read.
         """
         schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
-        categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
-        vectors, words, prompts = list[NDArray[np.float32]](), list[Ragged](), list[Ragged]()
-        encoded_by_kind: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": words}
+        encoded: dict[str, list[Any]] = {"category": [], "number": [], "vector": [], "text": [], "prompt": []}
         for reader, variable in zip(self.readers, schema.variables, strict=True):
-            if isinstance(reader, PromptReader):
-                assert text_fields is not None
-                texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
-                if variable.source_column == HISTORY_COLUMN and self.times is not None:
-                    times = np.array(self.times)
-                    prompts.append(earlier_texts(texts, self._users(), times, self.config, tokenizer.specials))
-                else:
-                    prompts.append(reader.ids_of_rows(tokenizer))
+            if not isinstance(reader, PromptReader):
+                encoded["number" if isinstance(reader, NumberReader) else variable.kind].append(reader.encode(variable))
                 continue
-            encoded_by_kind.get(variable.kind, numbers).append(reader.encode(variable))
-            if isinstance(reader, CategoryReader) and reader.is_private and self.config.anonymous:
-                schema = schema.anonymize([variable.name])
+            assert text_fields is not None
+            texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
+            if variable.source_column == HISTORY_COLUMN and self.times is not None:
+                times = np.array(self.times)
+                prompts = earlier_texts(texts, self._users(), times, self.config, tokenizer.specials)
+            else:
+                prompts = reader.ids_of_rows(tokenizer)
+            encoded["prompt"].append(prompts)
+        if self.config.anonymous:
+            schema = schema.anonymize([variable.name for variable in schema.variables if self._is_user(variable)])
+        categories, numbers = np.array(encoded["category"], np.int32), np.array(encoded["number"], np.float32)
         return {
             "schema": schema,
-            "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, self.row_count).T),
-            "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, self.row_count).T),
-            "vectors": tuple(vectors),
-            "words": tuple(words),
-            "prompts": tuple(prompts),
+            "categories": np.ascontiguousarray(categories.reshape(-1, self.row_count).T),
+            "numbers": np.ascontiguousarray(numbers.reshape(-1, self.row_count).T),
+            "vectors": tuple(encoded["vector"]),
+            "words": tuple(encoded["text"]),
+            "prompts": tuple(encoded["prompt"]),
             "users": self._users(),
         }
+
+    def _is_user(self, variable: Variable) -> bool:
+        return variable.source_column == self.config.user
 
     def _users(self) -> NDArray[np.int32]:
         """Return the provisional id of the user of each text (rows,); an empty array without a column of users."""
         readers = [reader for reader in self.readers if isinstance(reader, CategoryReader) and reader.is_private]
-        return readers[0].provisional_ids() if readers else np.zeros(0, np.int32)
+        return readers[0].all_values() if readers else np.zeros(0, np.int32)
 
 
 def _seconds_or_first(value: Any) -> float:
@@ -236,32 +226,26 @@ def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
     The kind is number if all values are numbers, unless they are at most `MAX_RATINGS` different whole numbers. If most
     but not all values are numbers, a finding names the first value that is not a number.
     """
-    numbers_by_column = {name: list[float]() for name in names}
-    # For each column, the row number and the value of each value that is not a number.
-    others_by_column = {name: list[tuple[int, Any]]() for name in names}
-    rows_read = 0
+    values_by_column = {name: list[Any]() for name in names}
     for chunk in table.chunks(names) if names else ():
         for name in names:
-            for row, value in enumerate(chunk[name], rows_read + 1):
-                if (number := to_number(value)) is not None:
-                    numbers_by_column[name].append(number)
-                elif not is_missing(value):
-                    others_by_column[name].append((row, value))
-        rows_read += len(chunk[names[0]])
-        if rows_read >= GUESS_ROWS:
+            values_by_column[name] += chunk[name]
+        if len(values_by_column[names[0]]) >= GUESS_ROWS:
             break
     kinds = dict.fromkeys(names, "category")
-    for name, rows_and_values in others_by_column.items():
-        distinct_numbers = set(numbers_by_column[name])
+    for name, values in values_by_column.items():
+        numbers = [to_number(value) for value in values]
+        distinct_numbers = {number for number in numbers if number is not None}
         if len(distinct_numbers) <= MAX_RATINGS and all(map(float.is_integer, distinct_numbers)):
             continue
-        other_count = len(rows_and_values)
-        if not other_count:
+        others = [row for row, number in enumerate(numbers) if number is None and not is_missing(values[row])]
+        number_count = sum(number is not None for number in numbers)
+        if not others:
             kinds[name] = "number"
-        elif other_count <= (1 - MIN_NUMBER_SHARE) * (len(numbers_by_column[name]) + other_count):
-            row, value = rows_and_values[0]
-            like_others = f", like {other_count - 1:,} other values" if other_count > 1 else ""
-            problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{like_others}"
+        elif len(others) <= (1 - MIN_NUMBER_SHARE) * (number_count + len(others)):
+            like_others = f", like {len(others) - 1:,} other values" if len(others) > 1 else ""
+            value = short_repr(values[others[0]])
+            problem = f"{table.name} row {others[0] + 1}: {name} is {value}, not a number{like_others}"
             remedy = f"set {name}:number or {name}:category"
             text = f"{problem}; the remaining values are numbers, but {name} is read as a category; {remedy}"
             report(Finding("mixed kinds", text))

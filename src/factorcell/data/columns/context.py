@@ -1,11 +1,13 @@
-"""The context of the texts of a batch, as tensors.
+"""The context of the texts of a batch as tensors, and lists of different lengths.
 
 Shapes: B texts, B' selected texts, C categorical and N numeric variables, W ids in the lists of all B texts, L ids of
 the longest list, D numbers of a vector.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +15,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell.data.ragged import Ragged
+
+class Ragged(NamedTuple):
+    """Lists of different lengths, one per row.
+
+    Attributes:
+        values: The items of all lists, one list after the other.
+        offsets: The index of the first item of each list, followed by the number of items (rows + 1,).
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]], dtype: Any) -> "Ragged":
+        """Return lists of integers as arrays."""
+        offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+        return cls(np.fromiter(chain.from_iterable(lists), dtype, int(offsets[-1])), offsets)
+
+    def select(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
+        """Return the lists of `rows`, in that order."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        shifts = self.offsets[rows] - offsets[:-1]  # from the index of an item in the result to its index here
+        indices = np.repeat(shifts, lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[indices], offsets)
 
 
 @dataclass(frozen=True)
@@ -41,7 +67,7 @@ class IdLists:
         """The number of ids of each list (B,)."""
         return self.offsets.diff()
 
-    def select(self, rows: Tensor) -> "IdLists":
+    def __getitem__(self, rows: Tensor) -> "IdLists":
         """Return the lists at the indices `rows` (B',)."""
         sizes = self.sizes[rows]
         offsets = F.pad(sizes.cumsum(0), (1, 0))
@@ -116,16 +142,24 @@ class Context:
     def __len__(self) -> int:
         return self.categories.shape[0]
 
-    def select(self, rows: Tensor) -> "Context":
-        """Return the contexts at the indices `rows` (B',)."""
+    def _apply(self, function: Callable[[Any], Any]) -> "Context":
+        """Return these contexts with the result of `function` in place of each tensor and each `IdLists`."""
         return Context(
-            self.categories[rows],
-            self.numbers[rows],
-            tuple(vector[rows] for vector in self.vectors),
-            tuple(words.select(rows) for words in self.words),
-            tuple(prompt.select(rows) for prompt in self.prompts),
+            function(self.categories),
+            function(self.numbers),
+            tuple(map(function, self.vectors)),
+            tuple(map(function, self.words)),
+            tuple(map(function, self.prompts)),
             self.may_lack_categories,
         )
+
+    def select(self, rows: Tensor) -> "Context":
+        """Return the contexts at the indices `rows` (B',)."""
+        return self._apply(lambda part: part[rows])
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "Context":
+        """Return these contexts on `device`; `non_blocking` is as for tensors."""
+        return self._apply(lambda part: part.to(device, non_blocking=non_blocking))
 
     def drop_categories(self, rate: float, key: Sequence[int]) -> "Context":
         """Return these contexts with each category replaced by the unknown value with probability `rate`.
@@ -136,17 +170,6 @@ class Context:
         # The id of the unknown value is 0, the product of any id and False.
         factors = torch.from_numpy(is_retained).to(self.categories.device)
         return replace(self, categories=self.categories * factors)
-
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> "Context":
-        """Return these contexts on `device`; `non_blocking` is as for tensors."""
-        return Context(
-            self.categories.to(device, non_blocking=non_blocking),
-            self.numbers.to(device, non_blocking=non_blocking),
-            tuple(vector.to(device, non_blocking=non_blocking) for vector in self.vectors),
-            tuple(words.to(device, non_blocking=non_blocking) for words in self.words),
-            tuple(prompt.to(device, non_blocking=non_blocking) for prompt in self.prompts),
-            self.may_lack_categories,
-        )
 
     def distinct(self) -> tuple["Context", Tensor]:
         """Return the distinct contexts and, for each text, the index of its context among them (B,)."""

@@ -10,38 +10,39 @@ The last start token is that of the text. An empty prompt has no ids. Without a 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import HISTORY_COLUMN, DataConfig
+from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.readers import ColumnReader
 from factorcell.data.columns.schema import Variable
 from factorcell.data.columns.values import is_missing, short_repr
-from factorcell.data.ragged import Ragged
-from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.data.tokenizers.vocabulary import Specials
+from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 
 START = 0  # provisional id of the start token
 
 
+@dataclass(eq=False)
 class PromptReader(ColumnReader):
     """Reads a column of prompts as token ids; of a long prompt, only the last tokens."""
 
+    sizes: list[int] = field(default_factory=list, init=False)  # the number of ids of each row
+
     def read_with(self, tokenizer: Tokenizer, config: DataConfig) -> None:
         """Set the tokenizer that splits texts, and the limits of the prompts."""
-        self.tokenizer, self.max_tokens, self.max_text_tokens = tokenizer, config.max_prompt_tokens, config.max_tokens
-        self.max_texts = config.prompt_history if self.column == HISTORY_COLUMN else None
+        self.tokenizer, self.config = tokenizer, config
         self.ids: defaultdict[str, int] = defaultdict(lambda: len(self.ids) + START + 1)  # provisional ids of tokens
-        self.sizes: list[int] = []
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         chunk_ids: list[int] = []
         for row, value in zip(rows, values, strict=True):
             segments = [[self.ids[token] for token in tokens] for tokens in self._split(value, row)]
-            ids = join_segments(segments, self.max_tokens, START)
+            ids = join_segments(segments, self.config.max_prompt_tokens, START)
             chunk_ids.extend(ids)
             self.sizes.append(len(ids))
         self.chunk_arrays.append(np.array(chunk_ids, dtype=np.int32))
@@ -53,27 +54,26 @@ class PromptReader(ColumnReader):
             texts = [] if is_missing(value) else [value]
         if not all(isinstance(text, str) for text in texts):
             raise self.error(row, f"is {short_repr(value)}, not a text or a list of texts")
-        if self.max_texts is None:
+        if self.column != HISTORY_COLUMN:
             return [self.tokenizer.split(text) for text in texts]
         # Earlier texts of the user are cut as `max_tokens` cuts the texts of a table.
-        return [self.tokenizer.split(text)[: self.max_text_tokens] for text in texts[-self.max_texts :]]
+        last_texts = texts[-self.config.prompt_history :]
+        return [self.tokenizer.split(text)[: self.config.max_tokens] for text in last_texts]
 
     def build_variable(self, config: DataConfig) -> Variable:
         return self.declared_variable
 
     def ids_of_rows(self, tokenizer: Tokenizer) -> Ragged:
         """Return the ids of each row in the vocabulary of `tokenizer`, which may cut a word of training into pieces."""
-        start = tokenizer.specials.start
+        start, max_tokens = tokenizer.specials.start, self.config.max_prompt_tokens
+        ids_of_tokens: list[Sequence[int]] = [(start,)]
         if tokenizer is self.tokenizer:
-            ids_of_tokens: list[tuple[int, ...]] = [(token_id,) for token_id in tokenizer.encode(self.ids)]
+            ids_of_tokens += [(token_id,) for token_id in tokenizer.encode(self.ids)]
         else:
-            ids_of_tokens = [tuple(ids) for ids in tokenizer.encode_words(self.ids)]
-        ids_of_tokens.insert(START, (start,))
-        provisional_ids, prompts = iter(np.concatenate(self.chunk_arrays).tolist()), list[list[int]]()
-        for size in self.sizes:
-            ids = [*chain.from_iterable(ids_of_tokens[token] for token in islice(provisional_ids, size))]
-            prompts.append(_retain_last(ids, self.max_tokens, start))
-        return _to_ragged(prompts)
+            ids_of_tokens += tokenizer.encode_words(self.ids)
+        rows = np.split(self.all_values(), np.cumsum(self.sizes)[:-1])
+        prompts = [chain.from_iterable(ids_of_tokens[token] for token in row.tolist()) for row in rows]
+        return Ragged.of([_retain_last([*prompt], max_tokens, start) for prompt in prompts], np.int32)
 
 
 def join_segments(segments: Iterable[Sequence[int]], max_tokens: int, start: int) -> list[int]:
@@ -92,22 +92,13 @@ def _retain_last(ids: list[int], max_tokens: int, start: int) -> list[int]:
     return last_ids if not last_ids or last_ids[0] == start else [start, *last_ids]
 
 
-def _to_ragged(prompts: Sequence[Sequence[int]]) -> Ragged:
-    sizes = [0, *map(len, prompts)]
-    return Ragged(np.array([*chain.from_iterable(prompts)], dtype=np.int32), np.cumsum(sizes, dtype=np.int64))
-
-
 def earlier_texts(
     texts: Ragged, users: NDArray[np.int32], times: NDArray[np.float64], config: DataConfig, specials: Specials
 ) -> Ragged:
     """Return for each text the prompt of the `prompt_history` texts that its user wrote before it.
 
-    Args:
-        texts: The ids of all texts, each from its start token to its end token, which a cut text lacks.
-        users: The user of each text; 0 for a missing user, whose texts have no earlier texts.
-        times: The time of each text; equal times are in the order of the rows.
-        config: The limits of the prompts.
-        specials: The ids of the start and end tokens.
+    `texts` are the ids of all texts, each from its start token to its end token, which a cut text lacks. The texts of
+    a missing user, 0, have no earlier texts. Equal times are in the order of the rows.
     """
     ids, offsets = np.asarray(texts.values), texts.offsets.tolist()
     prompts: list[list[int]] = [[] for _ in users]
@@ -120,4 +111,4 @@ def earlier_texts(
         segment = ids[offsets[row] + 1 : offsets[row + 1]].tolist()
         segments.append(segment[:-1] if segment and segment[-1] == specials.end else segment)
         del segments[: -config.prompt_history]
-    return _to_ragged(prompts)
+    return Ragged.of(prompts, np.int32)

@@ -9,65 +9,86 @@ the expected value of the variable (docs/glossary.md).
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig
-from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, may_contain
+from factorcell.data.columns.context import Ragged
+from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, wave_parameters
 from factorcell.data.columns.values import (
     MAX_FLOAT32,
     category_name,
-    category_name_or_none,
     is_missing,
     short_repr,
+    to_hour,
+    to_number,
+    to_weekday,
+    to_yearday,
 )
-from factorcell.data.ragged import Ragged
 from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
+from factorcell.io.findings import Finding, report
 from factorcell.options.option_fields import WordOptions
 
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
+MISSING_VECTOR = np.array([math.nan], np.float32)
+NOT_A_TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
+# For each kind, the parser of its values and the end of the message about a value that the parser cannot read.
+NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
+    "number": (to_number, "not a number"),
+    "longitude": (to_number, "not a number of degrees"),
+    "cyclic": (to_number, "not a number"),
+    "hour": (to_hour, NOT_A_TIME.format("time of day")),
+    "weekday": (to_weekday, NOT_A_TIME.format("date")),
+    "yearday": (to_yearday, NOT_A_TIME.format("date")),
+}
 
 
+@dataclass(eq=False)
 class ColumnReader:
     """Base of the readers of a context column.
 
     In training, `build_variable` determines the variable from the values of the column. The schema of a trained model
     already contains the variable.
+
+    Attributes:
+        declared_variable: The variable of a schema, or a new one of which only name, kind, column and period are set.
+        table_name: The name of the table, for messages.
+        unknown: The policy for category values that training never saw: "error", "group" (read as a rare value) or
+            "expected" (read as a missing value); None in training.
+        chunk_arrays: The numbers, vectors or provisional ids of each chunk.
     """
 
-    def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
-        """Prepare to read a column.
+    declared_variable: Variable
+    table_name: str
+    unknown: str | None = None
+    chunk_arrays: list[NDArray[Any]] = field(default_factory=list, init=False)
 
-        Args:
-            variable: The variable of a schema, or a new one of which only name, kind, column and period are set.
-            table_name: The name of the table, for messages.
-            unknown: The policy for category values that training never saw: "error", "group" (read as a rare value) or
-                "expected" (read as a missing value).
-            is_known: Whether `variable` comes from the schema of a trained model.
-        """
-        self.declared_variable, self.column, self.table_name = variable, variable.source_column, table_name
-        self.unknown, self.is_known = unknown, is_known
-        self.chunk_arrays = list[NDArray[Any]]()  # the numbers, vectors or provisional ids of each chunk
+    @property
+    def column(self) -> str:
+        return self.declared_variable.source_column
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         """Add the values of one chunk; `rows` are the numbers of their rows in the table, counted from 1."""
         raise NotImplementedError
 
     def build_variable(self, config: DataConfig) -> Variable:
-        """Return the variable that training determines from the values of all rows."""
+        """Return the variable that training determines from all values."""
         raise NotImplementedError
 
     def encode(self, variable: Variable) -> Any:
         """Return the values of all rows; categories and words become indices of `variable.values`."""
+        return self.all_values()
+
+    def all_values(self) -> NDArray[Any]:
+        """Return the numbers, vectors or provisional ids of all chunks."""
         return np.concatenate(self.chunk_arrays)
 
     def no_values_error(self) -> UserError:
-        """Return the error about a training table in which all values of the column are missing."""
         return UserError(f"{self.table_name}: {self.column} is empty in all rows; leave the column out")
 
     def error(self, row: int, problem: str) -> UserError:
@@ -85,6 +106,67 @@ def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(result > 1e-12 * np.abs(values).max(0), result, 1.0)
 
 
+@dataclass(eq=False)
+class NumberReader(ColumnReader):
+    """Reads a column of numbers or times; periodic numbers are reduced modulo their period."""
+
+    has_reported: bool = field(default=False, init=False)  # whether a finding has named a number outside its period
+
+    def add(self, values: list[Any], rows: Sequence[int]) -> None:
+        parse, problem = NUMBER_PARSERS[self.declared_variable.kind]
+        numbers = [parse(value) for value in values]
+        for row, value, number in zip(rows, values, numbers, strict=True):
+            if number is None and not is_missing(value):
+                # The user can change the kind of a column only in training.
+                can_be_category = self.unknown is None and self.declared_variable.kind == "number"
+                suggestion = f" (for a category, use {self.column}:category)" if can_be_category else ""
+                raise self.error(row, f"is {short_repr(value)}, {problem}{suggestion}")
+        array = np.array([math.nan if number is None else number for number in numbers])
+        if not (period := self.declared_variable.period):
+            self.chunk_arrays.append(array)
+            return
+        is_outside = (array < -period / 2) | (array > period)
+        if is_outside.any() and not self.has_reported:
+            self.has_reported, first = True, int(is_outside.argmax())
+            value = f"{self.table_name} row {rows[first]}: {self.column} is {array[first]:.8g}"
+            text = f"{value}, outside {-period / 2:g} to {period:g}; such numbers are read modulo {period:g}"
+            report(Finding("outside range", text))
+        self.chunk_arrays.append(array % period)
+
+    def build_variable(self, config: DataConfig) -> Variable:
+        """Return the variable with the mean, standard deviation and range of its numbers.
+
+        A periodic number has no range, but the means and standard deviations of its waves (`wave_parameters`). Its
+        values are points on the unit circle, and its mean is the angle of the mean of these points.
+        """
+        numbers, period = self.all_values(), self.declared_variable.period
+        numbers = numbers[~np.isnan(numbers)]
+        if not len(numbers):
+            raise self.no_values_error()
+        if not period:
+            return replace(
+                self.declared_variable,
+                mean=float(numbers.mean()),
+                deviation=float(deviations(numbers)),
+                low=float(numbers.min()),
+                high=float(numbers.max()),
+            )
+        frequencies, phases = map(np.array, wave_parameters(period))
+        wave_values = np.sin(numbers[:, None] * frequencies + phases)
+        means = wave_values.mean(0)
+        sine_mean, cosine_mean = means[:2]  # of the first two waves, whose period is `period`
+        mean = math.atan2(sine_mean, cosine_mean) * period / (2 * math.pi) % period
+        # The signed distance of each number from the mean on the circle, from -period / 2 to period / 2.
+        distances = (numbers - mean + period / 2) % period - period / 2
+        return replace(
+            self.declared_variable,
+            mean=mean,
+            deviation=float(deviations(mean + distances)),
+            means=tuple(means.tolist()),
+            deviations=tuple(deviations(wave_values).tolist()),
+        )
+
+
 class _ValueIds(dict[Any, int]):
     """Provisional ids of the values of one Python type: one id per category name, and 0 for missing values."""
 
@@ -99,46 +181,39 @@ class _ValueIds(dict[Any, int]):
         return provisional_id
 
 
+@dataclass(eq=False)
 class CategoryReader(ColumnReader):
     """Reads a column of categories.
 
     Attributes:
         is_private: Whether error messages must not name values, because they are users.
+        ids_by_name: Provisional ids of the values, from 1 on, in order of appearance; 0 is a missing value.
     """
 
-    is_private = False
+    is_private: bool = field(default=False, init=False)
+    ids_by_name: dict[str, int] = field(default_factory=dict, init=False)
 
-    def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
-        super().__init__(variable, table_name, unknown, is_known=is_known)
-        self.ids_by_name = dict[str, int]()  # provisional ids from 1 on, in order of appearance
+    def __post_init__(self) -> None:
         # Each type of values has its own dict, because True, 1 and 1.0 are the same key in Python.
         self.ids_by_type: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.ids_by_name))
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        try:
-            ids = (self.ids_by_type[type(value)][value] for value in values)
-            self.chunk_arrays.append(np.fromiter(ids, dtype=np.int32, count=len(values)))
-        except (TypeError, UserError):
-            raise self._invalid_value_error(values, rows) from None
-
-    def _invalid_value_error(self, values: list[Any], rows: Sequence[int]) -> UserError:
-        """Return the error about the first value that cannot be a category."""
+        ids = list[int]()
         for row, value in zip(rows, values, strict=True):
             try:
-                hash(value)
-                category_name_or_none(value)
+                ids.append(self.ids_by_type[type(value)][value])
             except UserError as error:
-                return UserError(f"{self.table_name} row {row}: {self.column}: {error.message}")
+                raise UserError(f"{self.table_name} row {row}: {self.column}: {error.message}") from None
             except TypeError:
                 is_list = isinstance(value, (list, tuple, np.ndarray))
                 hint = f" (for vectors, use {self.column}:vector)" if is_list else ""
-                return self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}")
-        raise AssertionError("every value has a category name")
+                raise self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}") from None
+        self.chunk_arrays.append(np.array(ids, dtype=np.int32))
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
         min_count = config.min_user_count if self.column == config.user else config.min_context_count
-        counts = np.bincount(self.provisional_ids(), minlength=len(self.ids_by_name) + 1)
+        counts = np.bincount(self.all_values(), minlength=len(self.ids_by_name) + 1)
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
         names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
         frequent_names = [name for name in names if count_by_name[name] >= min_count and name != UNKNOWN_VALUE]
@@ -152,10 +227,6 @@ class CategoryReader(ColumnReader):
             rare_filter=bloom_filter(rare_names),
         )
 
-    def provisional_ids(self) -> NDArray[np.int32]:
-        """Return the provisional id of each row's value, from 1 on in order of appearance; 0 for a missing value."""
-        return np.concatenate(self.chunk_arrays)
-
     def encode(self, variable: Variable) -> NDArray[np.int32]:
         """Return the index of each row's value in `variable.values`; -1 for a missing value.
 
@@ -164,55 +235,49 @@ class CategoryReader(ColumnReader):
         Raises:
             UserError: The policy is "error", and training never saw one of the values.
         """
-        ids = self.provisional_ids()
-        if self.is_known and self.unknown == "error" and (unseen_names := self._unseen_names(variable)):
+        ids = self.all_values()
+        if self.unknown == "error" and (unseen_names := self._unseen_names(variable)):
             raise self._unseen_value_error(unseen_names, ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
         # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
         final_indices = [MISSING, *(variable.index_by_value.get(name, other_index) for name in self.ids_by_name)]
-        return np.array(final_indices, dtype=np.int32)[ids]
+        indices: NDArray[np.int32] = np.array(final_indices, dtype=np.int32)[ids]
+        return indices
 
     def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
         """Return whether training never saw the value of each row (rows,)."""
-        return np.isin(self.provisional_ids(), [self.ids_by_name[name] for name in self._unseen_names(variable)])
+        return np.isin(self.all_values(), [self.ids_by_name[name] for name in self._unseen_names(variable)])
 
     def _unseen_names(self, variable: Variable) -> list[str]:
         """Return the values of the column that training never saw, in order of appearance."""
-        rare_filter = bytes.fromhex(variable.rare_filter)
-        return [
-            name
-            for name in self.ids_by_name
-            if not variable.index_by_value.get(name) and not may_contain(rare_filter, name)
-        ]
+        frequent, may_be_rare = variable.index_by_value, variable.may_be_rare
+        return [name for name in self.ids_by_name if not frequent.get(name) and not may_be_rare(name)]
 
     def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
         """Return the error about values that training never saw; it names the first of these values and its row."""
-        unseen_ids = [self.ids_by_name[name] for name in unseen_names]
-        first_row = int(np.argmax(ids == unseen_ids[0])) + 1
-        row_count = int(np.isin(ids, unseen_ids).sum())
-        affected = f"{len(unseen_names):,} such values" if len(unseen_names) > 1 else "this value"
-        extent = f" ({affected} in {row_count:,} of {len(ids):,} rows)" if row_count > 1 else ""
-        or_rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
-        values = variable.values[1:]
-        name = "of this row" if self.is_private else repr(unseen_names[0])
-        hint = "" if self.is_private else nearest_hint(unseen_names[0], values)
-        problem = f"{name} was never seen in training{or_rare}{extent}{hint}; training has {len(values):,} values"
-        if values and not self.is_private:
-            examples = similar_names(unseen_names[0], values, 3) or values[:5]
-            problem += f" ({', '.join(examples)}{', ...' if len(values) > len(examples) else ''})"
-        error = self.error(first_row, problem)
+        first, values = unseen_names[0], variable.values[1:]
+        is_unseen = np.isin(ids, [self.ids_by_name[name] for name in unseen_names])
+        others = f" (unseen values in {is_unseen.sum():,} of {len(ids):,} rows)" if is_unseen.sum() > 1 else ""
+        name, hint, examples = "of this row", "", ""  # users are not named
+        if not self.is_private:
+            name, hint = repr(first), nearest_hint(first, values)
+            similar = similar_names(first, values, 3) or values[:5]
+            examples = f" ({', '.join(similar)}{', ...' if len(values) > len(similar) else ''})" if values else ""
+        problem = f"{name} was never seen in training{others}{hint}; training has {len(values):,} values{examples}"
+        error = self.error(int(is_unseen.argmax()) + 1, problem)
         return UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
 
 
+@dataclass(eq=False)
 class TextReader(ColumnReader):
     """Reads a column of texts as lists of words."""
 
-    def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
-        super().__init__(variable, table_name, unknown, is_known=is_known)
+    sizes: list[int] = field(default_factory=list, init=False)  # the number of words of each row
+
+    def __post_init__(self) -> None:
         self.split = WordTokenizer(WordOptions()).split
         self.ids: defaultdict[str, int] = defaultdict()  # provisional ids of words, in order of appearance
         self.ids.default_factory = self.ids.__len__
-        self.sizes: list[int] = []  # the number of words of each row
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         word_ids: list[int] = []
@@ -227,21 +292,21 @@ class TextReader(ColumnReader):
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with its frequent words and their weights in the mean embedding of all texts."""
         min_count = config.min_word_count
-        counts = np.bincount(np.concatenate(self.chunk_arrays), minlength=len(self.ids)).tolist()
+        counts = np.bincount(self.all_values(), minlength=len(self.ids)).tolist()
         count_by_word = dict(zip(self.ids, counts, strict=True))
         frequent_words = [word for word in self.ids if count_by_word[word] >= min_count]
         if not frequent_words:
             problem = f"no word occurs {min_count} times (min_context_count)"
             raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_count")
         frequent_words.sort(key=lambda word: (-count_by_word[word], word))
-        words = tuple(frequent_words[:MAX_CONTEXT_WORDS])
-        bags = self._encode_bags(words)
+        variable = replace(self.declared_variable, values=tuple(frequent_words[:MAX_CONTEXT_WORDS]))
+        bags = self.encode(variable)
         sizes = np.diff(bags.offsets)
         text_count = (sizes > 0).sum()
         # The embedding of a text is the sum of the embeddings of its words, divided by the square root of their number.
         weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / text_count
-        shares = np.bincount(bags.values, weights, minlength=len(words))
-        return replace(self.declared_variable, values=words, shares=tuple(shares.tolist()))
+        shares = np.bincount(bags.values, weights, minlength=len(variable.values))
+        return replace(variable, shares=tuple(shares.tolist()))
 
     def encode(self, variable: Variable) -> Ragged:
         """Return the bag of each row: the indices in `variable.values` of the words that `variable.values` contains.
@@ -249,67 +314,50 @@ class TextReader(ColumnReader):
         Raises:
             UserError: The policy is "error", and a row has words, but training never saw any of them.
         """
-        if self.is_known and self.unknown == "error" and (is_unseen := self.is_unseen(variable)).any():
-            row = int(np.argmax(is_unseen)) + 1
-            extent = f" (in {is_unseen.sum():,} of {len(is_unseen):,} rows)" if is_unseen.sum() > 1 else ""
-            hint = nearest_hint(self._first_word(is_unseen), variable.values)
-            error = self.error(row, f"has only words that training did not see{extent}{hint}")
-            raise UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
-        return self._encode_bags(variable.values)
-
-    def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
-        """Return whether each row has words, but none that training saw (rows,)."""
-        known_counts = np.diff(self._encode_bags(variable.values).offsets)
-        is_unseen: NDArray[np.bool_] = (np.array(self.sizes) > 0) & (known_counts == 0)
-        return is_unseen
-
-    def _first_word(self, is_chosen: NDArray[np.bool_]) -> str:
-        """Return the first word of the first chosen row."""
-        first_index = sum(self.sizes[: int(np.argmax(is_chosen))])
-        return [*self.ids][int(np.concatenate(self.chunk_arrays)[first_index])]
-
-    def _encode_bags(self, words: Sequence[str]) -> Ragged:
-        """Return the bag of each row: the indices in `words` of those words of the row that `words` contains."""
-        index_by_word = {word: index for index, word in enumerate(words)}
+        index_by_word = {word: index for index, word in enumerate(variable.values)}
         final_indices = np.array([index_by_word.get(word, -1) for word in self.ids], dtype=np.int32)
-        indices = final_indices[np.concatenate(self.chunk_arrays)]
+        indices = final_indices[self.all_values()]
         is_contained = indices >= 0
         rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[is_contained]
         sizes = np.bincount(rows, minlength=len(self.sizes))
+        if self.unknown == "error" and (is_unseen := (np.array(self.sizes) > 0) & (sizes == 0)).any():
+            error = self.error(int(is_unseen.argmax()) + 1, "has only words that training did not see")
+            raise UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
         return Ragged(indices[is_contained], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
+@dataclass(eq=False)
 class VectorReader(ColumnReader):
     """Reads a column of vectors of equal size; in training, the first vector determines the size."""
 
-    def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
-        super().__init__(variable, table_name, unknown, is_known=is_known)
-        self.size = len(variable.means)
-        self.leading_count = 0  # the number of missing vectors before the first vector of a training table
+    def __post_init__(self) -> None:
+        self.size = len(self.declared_variable.means)
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        vectors: list[NDArray[np.float32] | None] = [None] * self.leading_count
+        vectors = list[NDArray[np.float32]]()
         for row, value in zip(rows, values, strict=True):
-            vector = None if is_missing(value) else to_vector(value)
-            if vector is None and not is_missing(value):
+            vector = MISSING_VECTOR if is_missing(value) else to_vector(value)
+            if vector is None:
                 raise self.error(row, f"is {short_repr(value)}, not a list of numbers")
-            if vector is not None:
+            if vector is not MISSING_VECTOR:
                 self.size = self.size or len(vector)
                 if len(vector) != self.size:
-                    reference = "as in training" if self.is_known else "as in the first vector"
+                    reference = "as in the first vector" if self.unknown is None else "as in training"
                     raise self.error(row, f"has {len(vector)} numbers; expected {self.size}, {reference}")
             vectors.append(vector)
-        self.leading_count = 0 if self.size else len(vectors)
-        if self.size:
-            missing_vector = np.full(self.size, math.nan, dtype=np.float32)
-            chunk = [missing_vector if vector is None else vector for vector in vectors]
-            self.chunk_arrays.append(np.array(chunk, np.float32).reshape(-1, self.size))
+        size = max(1, self.size)
+        self.chunk_arrays.append(np.array([np.broadcast_to(vector, size) for vector in vectors], np.float32))
+
+    def all_values(self) -> NDArray[Any]:
+        """Return the vectors of all rows (rows, numbers); NaN for a missing vector."""
+        # The first chunks may have only missing vectors, of unknown size.
+        return np.concatenate([np.broadcast_to(chunk, (len(chunk), self.size)) for chunk in self.chunk_arrays])
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean and standard deviation of each number of the vectors."""
         if not self.size:
             raise self.no_values_error()
-        vectors = np.concatenate(self.chunk_arrays)
+        vectors = self.all_values()
         vectors = vectors[~np.isnan(vectors[:, 0])]
         means, spreads = vectors.mean(0, dtype=np.float64).tolist(), deviations(vectors).tolist()
         return replace(self.declared_variable, means=tuple(means), deviations=tuple(spreads))

@@ -48,15 +48,12 @@ class Variable:
         values: For a category, `UNKNOWN_VALUE` and then the frequent values; for a text, the words.
         counts: The number of training texts with each value of a category.
         rare_count: How many values of a category were grouped as rare.
-        mean: The mean of a number, periodic or not, in training.
-        deviation: The standard deviation of a number, periodic or not, in training.
-        low: The smallest number in training; only for numbers that are not periodic.
-        high: The largest number in training; only for numbers that are not periodic.
+        mean, deviation: The mean and the standard deviation of a number, periodic or not, in training.
+        low, high: The smallest and the largest number in training; only for numbers that are not periodic.
         column: The column of the table, if its name differs from `name`.
         period: The period of a periodic number; 0 for other kinds.
-        means: For a vector of D numbers, the mean of each number (D,); for a periodic number, the mean of each of its
-            waves (`wave_parameters`).
-        deviations: The standard deviations of the same numbers or waves.
+        means, deviations: For a vector of D numbers, the mean and the standard deviation of each number (D,); for a
+            periodic number, those of each of its waves (`wave_parameters`).
         shares: For a text, the weight of each word in the mean embedding of all training texts.
         min_count: For a category, the minimum number of training texts of a frequent value.
         rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if there are no
@@ -97,6 +94,17 @@ class Variable:
         """Whether the variable is a category without frequent values: all values are read as the unknown value."""
         return self.kind == "category" and len(self.values) == 1
 
+    @cached_property
+    def _filter_bytes(self) -> bytes:
+        return bytes.fromhex(self.rare_filter)
+
+    def may_be_rare(self, name: str) -> bool:
+        """Return whether a category value may be one of the rare values; False is certain."""
+        if not (content := self._filter_bytes):
+            return False
+        positions = _probe_positions(name, 8 * len(content))
+        return all((content[position // 8] >> (position % 8)) & 1 for position in positions)
+
     @property
     def counts_by_value(self) -> dict[str, float]:
         """The number of training texts with each value of a category."""
@@ -114,26 +122,19 @@ class Variable:
     @property
     def details(self) -> str:
         """The number of values of a category, or the kind of another variable with its statistics."""
-        if self.kind == "number":
-            return f"number from {self.low:.4g} to {self.high:.4g}, mean {self.mean:.4g}"
-        if self.period:
-            return f"{self.kind}, period {self.period:g}, mean {self.mean:.4g}"
-        if self.kind == "text":
-            return f"{self.kind}, {len(self.values):,} words"
-        if self.kind == "prompt":
-            return "prompt"
-        if self.kind == "vector":
-            return f"vector of {len(self.means):,} numbers"
-        return f"{len(self.values) - 1:,} values" + (f", {self.rare_count:,} rare" if self.rare_count else "")
+        details = {
+            "number": f"number from {self.low:.4g} to {self.high:.4g}, mean {self.mean:.4g}",
+            "text": f"text, {len(self.values):,} words",
+            "prompt": "prompt",
+            "vector": f"vector of {len(self.means):,} numbers",
+            "category": f"{len(self.values) - 1:,} values" + (f", {self.rare_count:,} rare" if self.rare_count else ""),
+        }
+        return details.get(self.kind, f"{self.kind}, period {self.period:g}, mean {self.mean:.4g}")
 
 
 @dataclass(frozen=True)
 class ContextSchema:
-    """The context variables of a model.
-
-    Args:
-        variables: The variables, in the order in which the context columns were specified.
-    """
+    """The context variables of a model, in the order in which the context columns were specified."""
 
     variables: tuple[Variable, ...] = ()
 
@@ -174,18 +175,14 @@ class ContextSchema:
     @property
     def embedded(self) -> "ContextSchema":
         """The schema of the variables that have embeddings: all except prompts, which the language model reads."""
-        return ContextSchema(self.of_kinds("category", *NUMBER_KINDS, "text", "vector"))
+        return ContextSchema(self.of_kinds(*(kind for kind in COLUMN_KINDS if kind != "prompt")))
 
     def named_categories(self, user: str) -> list[Variable]:
         """Return the categories with frequent values, whose names a model can read, without the column `user`."""
         return [variable for variable in self.categories if not variable.is_all_rare and variable.source_column != user]
 
     def variable(self, name: str) -> Variable:
-        """Return a variable by its name.
-
-        Raises:
-            UserError: The schema has no variable of this name; the message lists the names.
-        """
+        """Return a variable by its name; raise `UserError` if there is none."""
         check_choice("context variable", name, [variable.name for variable in self.variables])
         return next(variable for variable in self.variables if variable.name == name)
 
@@ -197,15 +194,12 @@ class ContextSchema:
         """
 
         def with_placeholders(variable: Variable) -> Variable:
+            if variable.name not in names or variable.kind != "category":
+                return variable
             placeholders = tuple(f"<{number}>" for number in range(1, len(variable.values)))
             return replace(variable, values=(UNKNOWN_VALUE, *placeholders), rare_filter="")
 
-        return ContextSchema(
-            tuple(
-                with_placeholders(variable) if variable.name in names and variable.kind == "category" else variable
-                for variable in self.variables
-            )
-        )
+        return ContextSchema(tuple(map(with_placeholders, self.variables)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as a dict that can be written as JSON."""
@@ -213,11 +207,7 @@ class ContextSchema:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
-        """Return the schema that `to_dict` converted to `content`.
-
-        Raises:
-            UserError: `content` is not a valid schema.
-        """
+        """Return the schema that `to_dict` converted to `content`; raise `UserError` if it is not valid."""
         try:
             fields_of_variables: list[dict[str, Any]] = [
                 {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
@@ -234,11 +224,7 @@ class ContextSchema:
 
     @classmethod
     def load(cls, path: Path) -> "ContextSchema":
-        """Return the schema in a JSON file.
-
-        Raises:
-            UserError: The file does not exist or is damaged.
-        """
+        """Return the schema in a JSON file; raise `UserError` if it does not exist or is damaged."""
         try:
             return cls.from_dict(files.read_json(path))
         except UserError as error:
@@ -248,27 +234,28 @@ class ContextSchema:
 def _check_fields(variable: Variable) -> None:
     """Raise `UserError` unless the fields of a variable have valid types, ranges and lengths."""
     for name, hint in typing.get_type_hints(Variable).items():
-        if not _has_type(getattr(variable, name), hint):
+        value, types = getattr(variable, name), typing.get_args(hint)
+        items, item_type = (value, types[0]) if types else ((value,), hint)
+        is_valid = isinstance(value, tuple) == bool(types) and all(_has_type(item, item_type) for item in items)
+        if not is_valid:
             raise UserError(f"not a context schema (the field {name} of {variable.name!r:.60} has a wrong type)")
     check_choice("kind of context variable", variable.kind, COLUMN_KINDS)
-    nonnegative_numbers = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
-    if min(nonnegative_numbers) < 0:
+    if min(variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares) < 0:
         raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
     if min([variable.deviation, *variable.deviations]) <= 0:
         raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
-    fields_of_equal_length = {"category": ("values", "counts"), "text": ("values", "shares")}
-    first, second = fields_of_equal_length.get(variable.kind, ("means", "deviations"))
+    first, second = {"category": ("values", "counts"), "text": ("values", "shares")}.get(
+        variable.kind, ("means", "deviations")
+    )
     if len(getattr(variable, first)) != len(getattr(variable, second)):
         raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
 
 
-def _has_type(value: Any, hint: Any) -> bool:
-    """Return whether `value` has the type `hint` of a field; a float may be an integer, but must be finite."""
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_has_type(item, typing.get_args(hint)[0]) for item in value)
-    if hint is float:
+def _has_type(value: Any, expected: type) -> bool:
+    """Return whether a value of a field has this type; a float may be an integer, but must be finite."""
+    if expected is float:
         return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is hint
+    return type(value) is expected
 
 
 def wave_parameters(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
@@ -290,14 +277,6 @@ def bloom_filter(names: Collection[str]) -> str:
         for position in _probe_positions(name, 8 * len(filter_bytes)):
             filter_bytes[position // 8] |= 1 << (position % 8)
     return filter_bytes.hex()
-
-
-def may_contain(filter_bytes: bytes, name: str) -> bool:
-    """Return whether a Bloom filter may contain `name`; False is certain, True may be a coincidence."""
-    if not filter_bytes:
-        return False
-    positions = _probe_positions(name, 8 * len(filter_bytes))
-    return all((filter_bytes[position // 8] >> (position % 8)) & 1 for position in positions)
 
 
 def _probe_positions(name: str, bit_count: int) -> list[int]:

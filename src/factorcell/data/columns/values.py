@@ -1,13 +1,15 @@
-"""Interpret single values of context columns: as names of categories, as missing, as numbers or as times.
+"""Read single values of context columns as names of categories, as missing, as numbers or as times.
 
 All code that uses a value as a key (a category, a user, a group of a report) calls `category_name` and `is_missing`.
 Therefore 5, 5.0 and "5" are the same value everywhere. The hour and the day of a time are those of the time zone in
 which the time is written.
 """
 
+import calendar
 import math
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -19,10 +21,17 @@ from factorcell.errors import UserError
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER_WITH_POINT = re.compile(r"(-?\d+)\.0+")  # such as 5.0
 BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}  # as pandas and R write them
+# The ranks of the names of months and of weekdays, full and abbreviated
+SERIES = [
+    {name.casefold(): rank for rank, name in enumerate(names)}
+    for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
+]
+# A number, or a range that begins with a number, such as 18 to 34 or 65+.
+NUMBER_OR_RANGE = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
 
 
 def category_name(value: Any) -> str:
-    """Return the name of a category value; values are compared and stored by these names.
+    """Return the name of a category value that is not missing; values are compared and stored by these names.
 
     | value | name |
     |---|---|
@@ -34,11 +43,7 @@ def category_name(value: Any) -> str:
     | any other text | itself, in Unicode normalization form NFC |
     | any other value | str(value) |
 
-    Args:
-        value: A value that is not missing (`is_missing`).
-
-    Raises:
-        UserError: The value is bytes that are not UTF-8, or a list or another collection.
+    Bytes that are not UTF-8 and collections are errors.
     """
     text = value if isinstance(value, str) else _to_text(value)
     if not text.isascii():
@@ -68,12 +73,11 @@ def _to_text(value: Any) -> str:
 
 
 def to_float64(value: np.floating[Any]) -> float:
-    """Convert a 16- or 32-bit float to 64 bits through its shortest text, so 4.7 does not become 4.699999809265137.
+    """Convert a 16- or 32-bit float through its shortest text, so that 4.7 does not become 4.699999809265137.
 
     Whole numbers, which may be identifiers, are converted exactly.
     """
-    number = float(value)
-    return number if number.is_integer() else float(str(value))
+    return float(value) if value.is_integer() else float(str(value))
 
 
 def is_missing(value: Any) -> bool:
@@ -105,8 +109,7 @@ def short_repr(value: Any) -> str:
 def to_number(value: Any) -> float | None:
     """Convert a value to a number in the range of 32-bit floats; return None if this is not possible.
 
-    Times are not converted, because the number would depend on the unit of the time. Text with an underscore, such as
-    3_12, is not converted either, although Python would read it as 312.
+    Times are not converted, because the number would depend on their unit, nor is text such as 3_12.
     """
     if isinstance(value, np.datetime64) or (isinstance(value, str) and "_" in value):
         return None
@@ -118,11 +121,7 @@ def to_number(value: Any) -> float | None:
 
 
 def to_time(value: Any) -> date | time | None:
-    """Return the date, the time of day, or both (`datetime`) that a value contains; None without either.
-
-    Args:
-        value: ISO 8601 text, or a date or time of Python, NumPy or pandas; None is returned for other values.
-    """
+    """Return the date, the time of day, or both (`datetime`) of ISO 8601 text or of a date or time; None without it."""
     if isinstance(value, np.datetime64):
         # `item` returns an integer for units finer than microseconds, and for dates after the year 9999.
         unit, _ = np.datetime_data(value.dtype)
@@ -131,11 +130,10 @@ def to_time(value: Any) -> date | time | None:
         return None if is_missing(value) else value
     if not isinstance(value, str):
         return None
-    # `time.fromisoformat` would read 2026 as 20:26.
-    time_types = (date, datetime, time) if ":" in value else (date, datetime)
-    for time_type in time_types:
+    for time_type in (date, datetime, time):
         try:
-            return time_type.fromisoformat(value.strip())
+            if time_type is not time or ":" in value:  # `time` would read 2026 as 20:26
+                return time_type.fromisoformat(value.strip())
         except ValueError:
             continue
     return None
@@ -178,3 +176,27 @@ def to_yearday(value: Any) -> float | None:
     """Return the whole days since January 1, or None for a value without a date."""
     day = to_time(value)
     return day.timetuple().tm_yday - 1.0 if isinstance(day, date) else None
+
+
+def natural_order(names: Sequence[str]) -> list[int] | None:
+    """Return the indices of `names` in natural order if they are numbers, ranges, months or weekdays; None for others.
+
+    The names of rare and missing values, which begin with "<" or "(", come last.
+    """
+    regular = [index for index, name in enumerate(names) if name and not name.startswith(("<", "("))]
+    if len(regular) < 2:
+        return None
+    for series in (None, *SERIES):
+        ranks = {index: rank for index in regular if (rank := _rank(names[index], series)) is not None}
+        if len(ranks) == len(regular):
+            special = [index for index in range(len(names)) if index not in ranks]
+            return sorted(regular, key=lambda index: (ranks[index], names[index])) + special
+    return None
+
+
+def _rank(name: str, series: Mapping[str, int] | None) -> float | None:
+    """Return the rank of a name in a series, or the number with which a number or a range begins; None without it."""
+    if series is not None:
+        return series.get(name.casefold())
+    match = NUMBER_OR_RANGE.fullmatch(name.strip())
+    return None if match is None else float(match[1])

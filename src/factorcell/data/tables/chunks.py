@@ -4,17 +4,27 @@ A chunk is a dict from column to a list of values. All values of CSV and TSV fil
 empty string; the column readers (`readers`) interpret the strings.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Real
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+
+from factorcell.data.columns.values import to_float64
 from factorcell.errors import CONTINUE_ANYWAY, UserError, nearest_hint
 from factorcell.io.escapes import escape_hidden
 
 CHUNK_ROWS = 8192  # maximum number of rows of a chunk
 MAX_NAMES_SHOWN = 20  # maximum number of column names that an error message lists
+# Names of extension types, as text and as they are in the metadata of a field.
+UNSUPPORTED_EXTENSIONS = ("pandas.period", "pandas.interval", b"pandas.period", b"pandas.interval")
+CONVERSION_ERRORS = (ValueError, OverflowError, TypeError, pa.ArrowException)
 
 Chunk = dict[str, list[Any]]
 
@@ -25,6 +35,10 @@ class UnknownKindError(UserError):
     def with_remedy_for_texts(self) -> UserError:
         """Return this error for a caller that also accepts texts, because the path may be a text."""
         return self.with_message(f"{self.message}; to read a text, pass a list of texts")
+
+
+class EmptyTableError(UserError):
+    """The error about a table without rows."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +54,7 @@ class Table:
         read: A function that receives column names and yields chunks of these columns.
         digest: A function that returns a digest of the file's content; None for a source in memory.
         row_count: The number of rows, if it is known without reading the source.
-        header_hint: A description of a likely mistake in the header, which errors about missing columns append to their
-            message; empty if the header seems correct.
-        estimate_rows: A function that returns an estimate of the number of rows, or None if it has no estimate.
+        header_hint: A likely mistake in the header, which errors about missing columns append to their message.
     """
 
     name: str
@@ -51,41 +63,31 @@ class Table:
     digest: Callable[[], bytes] | None = None
     row_count: int | None = None
     header_hint: str = ""
-    estimate_rows: Callable[[], int | None] = lambda: None
 
     def __post_init__(self) -> None:
         if not self.columns:
-            raise UserError(f"{self.name}: empty, no columns and no rows")
+            raise EmptyTableError(f"{self.name}: empty, no columns and no rows")
         [(name, count)] = Counter(self.columns).most_common(1)
         if count > 1:
             raise UserError(f"{self.name}: the header has {name!r} twice")
 
     def chunks(self, columns: Collection[str]) -> Iterator[Chunk]:
-        """Yield chunks of `columns`.
-
-        Raises:
-            UserError: A column is missing, the table has no rows, or it cannot be read.
-        """
-        available_columns = set(self.columns)
+        """Yield chunks of `columns`; raise `UserError` if a column is missing or the table has no rows."""
         for name in columns:
-            if name not in available_columns:
+            if name not in self.columns:
                 raise self.missing_column_error(name)
-        is_empty = True
-        for chunk in self.read(tuple(dict.fromkeys(columns))):
-            is_empty = False
-            yield chunk
-        if is_empty:
-            raise UserError(f"{self.name}: no rows")
+        chunks = self.read(tuple(dict.fromkeys(columns)))
+        if (first := next(chunks, None)) is None:
+            raise EmptyTableError(f"{self.name}: no rows")
+        yield first
+        yield from chunks
 
     def missing_column_error(
         self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = CONTINUE_ANYWAY
     ) -> UserError:
-        """Return the error about a missing `column`.
+        """Return the error about a missing column, with options that solve the problem unless the header is wrong.
 
-        Args:
-            column: The name of the column.
-            remedies: Options that solve the problem, with their values; the error has none if `header_hint` is set.
-            outcome: What the remedies achieve, as an infinitive for the message.
+        `outcome` says what the remedies achieve, as an infinitive for the message.
         """
         hint = "" if self.header_hint else nearest_hint(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
@@ -98,3 +100,96 @@ def format_names(names: Collection[str]) -> str:
     """Return the first of `names` for a message, each cut to 60 characters; if not all, also the number of `names`."""
     shown_names = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, MAX_NAMES_SHOWN))
     return shown_names + (f", ... ({len(names):,} in all)" if len(names) > MAX_NAMES_SHOWN else "")
+
+
+def arrow_chunks(
+    batches: Iterable[pa.RecordBatch], where: str, classes: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[Chunk]:
+    """Yield the values of each non-empty Arrow batch as Python objects.
+
+    Binary columns become text, and class numbers become the names of `classes`, by default those that Hugging Face
+    `datasets` wrote to the metadata. `to_float64` converts 16- and 32-bit floats. A `UserError` about a value that
+    cannot be read names the table (`where`), the row and the column.
+    """
+    row_offset = 0
+    for batch in batches:
+        if batch.num_rows:
+            class_names = _class_names(batch.schema) if classes is None else classes
+            chunk = Chunk()
+            for field, column in zip(batch.schema, batch.columns, strict=True):
+                values = _column_values(column, field, where, row_offset)
+                if names := class_names.get(field.name):
+                    values = [class_name(value, names) for value in values]
+                chunk[field.name] = values
+            yield chunk
+        row_offset += batch.num_rows
+
+
+def _class_names(schema: pa.Schema) -> Mapping[str, Sequence[str]]:
+    """Return the class names of each `ClassLabel` column from the metadata that Hugging Face `datasets` writes."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"].items()
+        return {
+            column: feature["names"]
+            for column, feature in features
+            if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel"
+        }
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def class_name(value: Any, names_of_classes: Sequence[str]) -> Any:
+    """Return the name of a class number, None for -1 (a row without a class), and any other value unchanged.
+
+    A number may be a float, as in a column of pandas with a missing value.
+    """
+    if not (isinstance(value, Real) and float(value).is_integer()):
+        return value
+    number = int(float(value))
+    if 0 <= number < len(names_of_classes):
+        return names_of_classes[number]
+    return None if number == -1 else value
+
+
+def _column_values(column: pa.Array, field: pa.Field, where: str, row_offset: int) -> list[Any]:
+    """Return the values of a column; `row_offset` is the number of rows of the table before this batch."""
+    # Extension types are in the field's type if pandas has registered them with Arrow, otherwise in its metadata.
+    extension = getattr(field.type, "extension_name", None) or (field.metadata or {}).get(b"ARROW:extension:name", b"")
+    if extension in UNSUPPORTED_EXTENSIONS:
+        problem = f"column {field.name} contains pandas periods or intervals, which cannot be read"
+        raise UserError(f"{where}: {problem}; convert the column to text with .astype(str)")
+    try:
+        return _to_list(column)
+    except CONVERSION_ERRORS:
+        values = []
+        for row, scalar in enumerate(column, row_offset + 1):
+            try:
+                value = scalar.as_py()
+                values.append(value.decode() if isinstance(value, bytes) else value)
+            except CONVERSION_ERRORS as error:
+                reason = f"{scalar.type}: {one_line(error)}"
+                raise UserError(f"{where} row {row}: cannot read {field.name} ({reason})") from None
+        return values
+
+
+def _to_list(column: pa.Array) -> list[Any]:
+    """Return the values of a column; raise one of `CONVERSION_ERRORS` if a value cannot be converted."""
+    arrow_type = column.type
+    if pa.types.is_dictionary(arrow_type):
+        distinct_values = _to_list(column.dictionary)
+        return [None if index is None else distinct_values[index] for index in column.indices.to_pylist()]
+    if pa.types.is_float16(arrow_type):
+        return [None if value is None else to_float64(np.float16(value)) for value in column.to_pylist()]
+    if pa.types.is_float32(arrow_type):
+        # As in `to_float64`, a fraction is converted through its shortest text, which Arrow writes.
+        is_integer = pc.equal(pc.floor(column), column)
+        column = pc.if_else(is_integer, column.cast(pa.float64()), column.cast(pa.string()).cast(pa.float64()))
+    elif str(arrow_type).startswith(("binary", "large_binary", "fixed_size_binary")):
+        column = column.cast(pa.large_string())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def one_line(error: object) -> str:
+    """Return the message of an error with each run of white space replaced by one space."""
+    return " ".join(str(error).split())

@@ -16,10 +16,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from factorcell.data.content import Content
 from factorcell.data.tables import chunks
-from factorcell.data.tables.arrow import one_line, to_python_values
-from factorcell.data.tables.chunks import Chunk, Table, UnknownKindError, format_names
+from factorcell.data.tables.chunks import Chunk, Table, UnknownKindError, arrow_chunks, format_names, one_line
+from factorcell.data.tables.content import Content
 from factorcell.errors import UserError
 from factorcell.io import memory
 
@@ -28,19 +27,12 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive, Spark and DuckDB write this te
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """A Parquet file of a table.
-
-    Attributes:
-        content: The file.
-        columns: The names of the columns that the file itself contains.
-        row_count: The number of rows.
-        partition_values: The value of each partition column; it is the same in all rows of the file.
-    """
+    """A Parquet file of a table."""
 
     content: Content
-    columns: tuple[str, ...]
+    stored_columns: tuple[str, ...]  # the names of the columns that the file itself contains
     row_count: int
-    partition_values: dict[str, str | None]
+    partition_values: dict[str, str | None]  # by partition column; the same in all rows of the file
 
     @classmethod
     def open(cls, content: Content, partition_values: dict[str, str | None]) -> "ParquetFile":
@@ -51,39 +43,34 @@ class ParquetFile:
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{content.path}: not a Parquet file, or damaged ({one_line(error)})") from None
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.stored_columns, *self.partition_values)
+
     def read(self, columns: Sequence[str]) -> Iterator[Chunk]:
         """Yield chunks of `columns`, which may be columns of the file or partition columns."""
-        stored_columns = [name for name in columns if name not in self.partition_values]
+        path, stored_columns = self.content.path, [name for name in columns if name not in self.partition_values]
         if not stored_columns:
             for begin in range(0, self.row_count, chunks.CHUNK_ROWS):
-                chunk_size = min(chunks.CHUNK_ROWS, self.row_count - begin)
-                yield {name: [self.partition_values[name]] * chunk_size for name in columns}
+                row_count = min(chunks.CHUNK_ROWS, self.row_count - begin)
+                yield {name: [self.partition_values[name]] * row_count for name in columns}
             return
-        for chunk in self._read_stored(stored_columns):
-            chunk_size = len(chunk[stored_columns[0]])
-            yield {
-                name: chunk[name] if name in chunk else [self.partition_values[name]] * chunk_size for name in columns
-            }
-
-    def _read_stored(self, columns: list[str]) -> Iterator[Chunk]:
-        """Yield chunks of `columns`; the file must store every one of them, so none may be a partition column."""
-        path = self.content.path
         try:
             with self.content.open() as stream, pq.ParquetFile(stream) as file:
-                _check_memory(file, columns, str(path))
-                yield from to_python_values(file.iter_batches(chunks.CHUNK_ROWS, columns=columns), str(path))
+                sizes = [_stored_bytes(file.metadata.row_group(index), columns) for index in range(file.num_row_groups)]
+                memory.check(max(sizes, default=0), f"{path}: its largest row group")
+                for chunk in arrow_chunks(file.iter_batches(chunks.CHUNK_ROWS, columns=stored_columns), str(path)):
+                    row_count = len(chunk[stored_columns[0]])
+                    yield {name: chunk.get(name) or [self.partition_values[name]] * row_count for name in columns}
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
 
-def _check_memory(file: pq.ParquetFile, columns: Sequence[str], where: str) -> None:
-    """Raise `UserError` if the largest row group of `columns` does not fit into memory."""
-    # Parquet stores a nested column, such as a list, as leaves: columns with paths that begin with its name.
-    paths = [file.schema.column(index).path for index in range(len(file.schema))]
-    leaves = [index for index, path in enumerate(paths) if path.split(".")[0] in columns]
-    row_groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    sizes = [sum(group.column(leaf).total_uncompressed_size for leaf in leaves) for group in row_groups]
-    memory.check(max(sizes, default=0), f"{where}: its largest row group")
+def _stored_bytes(group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
+    """Return the size of `columns` in a row group, decompressed."""
+    leaves = [group.column(index) for index in range(group.num_columns)]
+    # Parquet stores a nested column, such as a list, as leaves, whose paths begin with its name.
+    return sum(leaf.total_uncompressed_size for leaf in leaves if leaf.path_in_schema.split(".")[0] in columns)
 
 
 def open_parquet(content: Content) -> Table:
@@ -95,22 +82,17 @@ def open_parquet(content: Content) -> Table:
 def open_parquet_folder(folder: Path) -> Table:
     """Open a folder of Parquet files as one table."""
     files = [ParquetFile.open(Content(path), _partition_values(path, folder)) for path in _find_files(folder)]
-    partition_keys = tuple(files[0].partition_values)
+    expected_keys = format_names(files[0].partition_values) or "none"
     for file in files:
-        file_keys = tuple(file.partition_values)
-        if file_keys != partition_keys:
-            expected, actual = format_names(partition_keys) or "none", format_names(file_keys) or "none"
-            raise UserError(f"{file.content.path}: expected folders with the partition keys {expected}, got {actual}")
+        if (keys := format_names(file.partition_values) or "none") != expected_keys:
+            problem = f"expected folders with the partition keys {expected_keys}, got {keys}"
+            raise UserError(f"{file.content.path}: {problem}")
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
-        # All files are checked before the first is read, so that a missing column is reported at once.
-        for file in files:
-            available_columns = (*file.columns, *partition_keys)
-            for name in columns:
-                if name not in available_columns:
-                    raise UserError(
-                        f"{file.content.path}: no column {name!r}; it has {format_names(available_columns)}"
-                    )
+        for file in files:  # all files are checked before the first is read
+            if missing := [name for name in columns if name not in file.columns]:
+                problem = f"no column {missing[0]!r}; it has {format_names(file.columns)}"
+                raise UserError(f"{file.content.path}: {problem}")
         for file in files:
             yield from file.read(columns)
 
@@ -118,7 +100,7 @@ def open_parquet_folder(folder: Path) -> Table:
         digests = [(file.content.path.relative_to(folder).as_posix(), file.content.digest().hex()) for file in files]
         return hashlib.sha256(json.dumps(digests).encode()).digest()
 
-    columns = tuple(dict.fromkeys(name for file in files for name in (*file.columns, *partition_keys)))
+    columns = tuple(dict.fromkeys(name for file in files for name in file.columns))
     return Table(str(folder), columns, read, digest, sum(file.row_count for file in files))
 
 
@@ -133,10 +115,8 @@ def _find_files(folder: Path) -> list[Path]:
     for parent, folder_names, file_names in os.walk(folder, onerror=raise_user_error):
         # `os.walk` then visits the remaining folders, in this order.
         folder_names[:] = sorted(name for name in folder_names if not _is_skipped(name))
-        for name in sorted(file_names):
+        for name in sorted(name for name in file_names if not _is_skipped(name)):
             path = Path(parent, name)
-            if _is_skipped(name):
-                continue
             if path.suffix.lower() != ".parquet":
                 raise UnknownKindError(f"{problem} a folder with {path.relative_to(folder)}")
             paths.append(path)
@@ -146,22 +126,16 @@ def _find_files(folder: Path) -> list[Path]:
 
 
 def _is_skipped(name: str) -> bool:
-    """Return whether a file or folder, such as `_SUCCESS`, does not belong to the table.
-
-    The key of a partition folder may begin with an underscore; such a folder belongs to the table.
-    """
+    """Return whether a file or folder, such as `_SUCCESS`, does not belong to the table; `_key=value` does."""
     return name.startswith(("_", ".")) and "=" not in name
 
 
 def _partition_values(path: Path, folder: Path) -> dict[str, str | None]:
     """Return the value of each partition key, from the names of the folders between `folder` and the file `path`."""
-    folder_names = path.parent.relative_to(folder).parts
-    keys_and_values = [name.split("=", 1) for name in folder_names if "=" in name]
+    parts = [name.split("=", 1) for name in path.parent.relative_to(folder).parts if "=" in name]
     try:
-        value_by_key = {
-            unquote(key, errors="strict"): unquote(value, errors="strict") for key, value in keys_and_values
-        }
-        json.dumps(value_by_key, ensure_ascii=False).encode()  # fails for names that are not UTF-8
+        values = {unquote(key, errors="strict"): unquote(value, errors="strict") for key, value in parts}
+        json.dumps(values, ensure_ascii=False).encode()  # fails for names that are not UTF-8
     except UnicodeError:
         raise UserError(f"{path}: expected partition folders named in UTF-8") from None
-    return {key: None if value == HIVE_NULL else value for key, value in value_by_key.items()}
+    return {key: None if value == HIVE_NULL else value for key, value in values.items()}

@@ -8,10 +8,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyarrow as pa
 
-from factorcell.data.columns.values import is_missing, to_float64
-from factorcell.data.content import COMPRESSIONS, Content
-from factorcell.data.tables.arrow import one_line, to_python_values
-from factorcell.data.tables.chunks import CHUNK_ROWS, Chunk, Table, UnknownKindError
+from factorcell.data.columns.values import is_missing
+from factorcell.data.tables.chunks import CHUNK_ROWS, Chunk, Table, UnknownKindError, arrow_chunks, one_line
+from factorcell.data.tables.content import COMPRESSIONS, Content
 from factorcell.data.tables.parquet_files import open_parquet, open_parquet_folder
 from factorcell.data.tables.text_files import open_csv, open_json_lines
 from factorcell.errors import UserError
@@ -26,12 +25,8 @@ FORMATS: dict[str, Callable[[Content], Table]] = {
 IN_MEMORY = "in-memory table"  # the name of tables in memory, for messages
 # The table that was read from each Arrow stream, because a stream can be read only once.
 READ_STREAMS: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = WeakKeyDictionary()
-NARROW_FLOATS: dict[str, Any] = {  # types of NumPy, by the names of the types in NumPy, pandas and Arrow
-    "float16": np.float16,
-    "halffloat": np.float16,
-    "float32": np.float32,
-    "float": np.float32,
-}
+# Beginnings of the names of types of 16- and 32-bit floats in NumPy, pandas and Arrow
+NARROW_FLOATS = ("float16", "float32", "halffloat", "float[")
 
 
 def open_table(source: Any) -> Table:
@@ -65,9 +60,10 @@ def open_table(source: Any) -> Table:
     if hasattr(source, "with_format") and hasattr(source, "select_columns"):  # a Hugging Face data set
         return _table_from_data_set(source)
     if hasattr(source, "iloc") and hasattr(source, "columns"):  # a pandas data frame
-        return _table_from_pandas(source)
+        names = tuple(map(str, source.columns))
+        return _sliced_table(names, len(source), lambda name, rows: to_value_list(source.iloc[rows, names.index(name)]))
     if _has_arrow_interface(source):
-        return _table_from_arrow_interface(source)
+        return _table_from_arrow(source)
     raise UserError(f"expected a path, rows, a data frame or an Arrow table, got {type(source).__name__}")
 
 
@@ -81,8 +77,7 @@ def _open_file(path: Path) -> Table:
     if ending not in FORMATS or (ending == ".parquet" and compression):
         valid_endings = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
         raise UnknownKindError(f"{path}: unknown kind of file; its name must end in {valid_endings}")
-    open_format = FORMATS[ending]
-    return open_format(Content(path, compression))
+    return FORMATS[ending](Content(path, compression))
 
 
 def _sliced_table(columns: Sequence[str], row_count: int, read_slice: Callable[[str, slice], list[Any]]) -> Table:
@@ -100,12 +95,14 @@ def _table_from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
         if not isinstance(row, Mapping):
             raise UserError(f"row {number}: expected a dict from column to value, got {type(row).__name__}")
     columns = dict.fromkeys(name for row in rows for name in row)
-    return _sliced_table(
-        tuple(columns), len(rows), lambda name, rows_slice: [without_tensor(row.get(name)) for row in rows[rows_slice]]
-    )
+
+    def read_slice(name: str, slice_of_rows: slice) -> list[Any]:
+        return [_without_tensor(row.get(name)) for row in rows[slice_of_rows]]
+
+    return _sliced_table(tuple(columns), len(rows), read_slice)
 
 
-def without_tensor(value: Any) -> Any:
+def _without_tensor(value: Any) -> Any:
     """Return the number or the list of numbers in a tensor of PyTorch, and any other value unchanged."""
     if not _is_tensor(value):
         return value
@@ -117,17 +114,26 @@ def _is_tensor(value: Any) -> bool:
     return type(value).__module__ == "torch" and hasattr(value, "ndim")
 
 
-def _table_from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
+def _table_from_columns(columns: Mapping[str, list[Any]]) -> Table:
     row_count = max(map(len, columns.values()))
     for name, values in columns.items():
         if len(values) != row_count:
             raise UserError(f"{IN_MEMORY}: column {name} has {len(values)} rows, but another column has {row_count}")
-    return _sliced_table(tuple(columns), row_count, lambda name, rows_slice: list(columns[name][rows_slice]))
+    return _sliced_table(tuple(columns), row_count, lambda name, rows: columns[name][rows])
 
 
-def _table_from_arrow(table: pa.Table) -> Table:
+def _table_from_arrow(source: Any) -> Table:
+    """Return a table of any object with the Arrow PyCapsule interface, such as a polars data frame."""
+    is_stream = isinstance(source, pa.RecordBatchReader)
+    try:
+        table = READ_STREAMS[source] if is_stream and source in READ_STREAMS else pa.table(source)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UserError(f"expected a table, got {type(source).__name__} ({one_line(error)})") from None
+    if is_stream:
+        READ_STREAMS[source] = table
+
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        return to_python_values(table.select(list(names)).to_batches(max_chunksize=CHUNK_ROWS), IN_MEMORY)
+        return arrow_chunks(table.select(list(names)).to_batches(max_chunksize=CHUNK_ROWS), IN_MEMORY)
 
     return Table(IN_MEMORY, tuple(table.column_names), read, row_count=table.num_rows)
 
@@ -141,8 +147,7 @@ def _table_from_data_set(data_set: Any) -> Table:
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         tables = data_set.select_columns(list(names)).with_format("arrow").iter(CHUNK_ROWS)
-        batches = (batch for table in tables for batch in table.to_batches())
-        return to_python_values(batches, IN_MEMORY, classes)
+        return arrow_chunks((batch for table in tables for batch in table.to_batches()), IN_MEMORY, classes)
 
     return Table(IN_MEMORY, tuple(columns), read, row_count=getattr(data_set, "num_rows", None))
 
@@ -154,28 +159,6 @@ def feature_classes(source: Any) -> dict[str, tuple[str, ...]]:
         return {}
     names = {column: getattr(feature, "names", None) for column, feature in features.items()}
     return {column: tuple(classes) for column, classes in names.items() if classes}
-
-
-def _table_from_arrow_interface(source: Any) -> Table:
-    """Return a table of any object with the Arrow PyCapsule interface, such as a polars data frame."""
-    is_stream = isinstance(source, pa.RecordBatchReader)
-    try:
-        table = READ_STREAMS[source] if is_stream and source in READ_STREAMS else pa.table(source)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise UserError(f"expected a table, got {type(source).__name__} ({one_line(error)})") from None
-    if is_stream:
-        READ_STREAMS[source] = table
-    return _table_from_arrow(table)
-
-
-def _table_from_pandas(frame: Any) -> Table:
-    names = tuple(map(str, frame.columns))
-    index_by_name = {name: index for index, name in enumerate(names)}
-
-    def read_slice(name: str, rows_slice: slice) -> list[Any]:
-        return to_value_list(frame.iloc[rows_slice, index_by_name[name]])
-
-    return _sliced_table(names, len(frame), read_slice)
 
 
 def is_column(values: Any) -> bool:
@@ -194,9 +177,7 @@ def to_value_list(values: Any) -> list[Any]:
         return list(values)
     if _has_arrow_interface(values) and not hasattr(values, "iloc"):
         column = pa.chunked_array(values if hasattr(values, "__arrow_c_stream__") else [pa.array(values)])
-        batches = pa.table({"value": column}).to_batches(max_chunksize=CHUNK_ROWS)
-        chunks = to_python_values(batches, IN_MEMORY)
-        return [value for chunk in chunks for value in chunk["value"]]
+        return _arrow_values(column)
     if _is_tensor(values):
         values = values.detach().cpu()
         values = np.asarray(values.float() if str(values.dtype) == "torch.bfloat16" else values)
@@ -207,15 +188,19 @@ def to_value_list(values: Any) -> list[Any]:
         categorical = getattr(values, "cat", values)
         categories = to_value_list(categorical.categories)
         return [categories[code] if code >= 0 else None for code in categorical.codes.tolist()]
-    float_type = NARROW_FLOATS.get(type_name.removesuffix("[pyarrow]"))
-    if float_type is not None and values.ndim == 1:
-        return [None if is_missing(value) else to_float64(float_type(value)) for value in values]
+    if type_name.startswith(NARROW_FLOATS) and values.ndim == 1:
+        return _arrow_values(pa.array(values, from_pandas=True))
     if isinstance(values, np.ndarray) and values.dtype.kind == "M" and values.ndim == 1:
         return list(values)  # `tolist` would return integers for times in nanoseconds
     value_list: list[Any] = values.tolist()
     if type_name.startswith(("interval", "period")):
         return [value if is_missing(value) else str(value) for value in value_list]
     return value_list
+
+
+def _arrow_values(column: Any) -> list[Any]:
+    chunks = arrow_chunks(pa.table({"value": column}).to_batches(), IN_MEMORY)
+    return [value for chunk in chunks for value in chunk["value"]]
 
 
 def _has_arrow_interface(source: Any) -> bool:

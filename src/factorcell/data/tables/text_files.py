@@ -5,10 +5,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from factorcell.data import content
-from factorcell.data.content import Content
-from factorcell.data.tables import chunks
+from factorcell.data.tables import chunks, content
 from factorcell.data.tables.chunks import Chunk, Table, format_names
+from factorcell.data.tables.content import Content
 from factorcell.errors import UserError
 from factorcell.io.escapes import escape_hidden
 from factorcell.io.findings import Finding, report
@@ -31,16 +30,10 @@ def to_chunks(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str])
         chunk_rows.append(row)
         chunk_length += length
         if len(chunk_rows) == chunks.CHUNK_ROWS or chunk_length > content.MAX_ROW_LENGTH:
-            yield _to_chunk(chunk_rows, columns)
+            yield dict(zip(columns, map(list, zip(*chunk_rows, strict=True)), strict=True))
             chunk_rows, chunk_length = [], 0
     if chunk_rows:
-        yield _to_chunk(chunk_rows, columns)
-
-
-def _to_chunk(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> Chunk:
-    """Return the values of `rows` as a list for each column."""
-    values_by_column = zip(*rows, strict=True)
-    return {name: list(values) for name, values in zip(columns, values_by_column, strict=True)}
+        yield dict(zip(columns, map(list, zip(*chunk_rows, strict=True)), strict=True))
 
 
 class CsvRows:
@@ -78,13 +71,13 @@ class CsvRows:
         except csv.Error as error:
             # The module csv has two errors about quotes: "expected after" for text after a closing quote, and another
             # for a file that ends within quotes.
-            if "expected after" not in str(error):
-                raise self.error(f"the quote that opens a field of this row is not closed; {QUOTING_HELP}") from None
-            row_start = f" of a row that begins in line {self.first_line_number}" if len(self.lines) > 1 else ""
-            problem = f"text follows the closing quote of a field{row_start}"
-            last_line = escape_hidden(self.lines[-1].strip())
-            self.first_line_number += len(self.lines) - 1  # the message names the last line
-            raise self.error(f"{problem} ({last_line:.40}); {QUOTING_HELP}") from None
+            problem, last_line = "the quote that opens a field of this row is not closed", self.first_line_number
+            if "expected after" in str(error):
+                last_line += len(self.lines) - 1
+                row_start = f" of a row that begins in line {self.first_line_number}" if len(self.lines) > 1 else ""
+                text = escape_hidden(self.lines[-1].strip())
+                problem = f"text follows the closing quote of a field{row_start} ({text:.40})"
+            raise UserError(f"{self.file.path} line {last_line}: {problem}; {QUOTING_HELP}") from None
 
     def error(self, message: str) -> UserError:
         """Return an error about the current row."""
@@ -108,8 +101,7 @@ def open_csv(file: Content) -> Table:
         """Yield the length of each row and its values in `columns`."""
         csv_rows = CsvRows(file, delimiter)
         indices = [index_by_name[name] for name in columns]
-        suspicious_line_numbers = list[int]()  # of the first lines of rows that may contain other rows
-        has_multiline_texts = False
+        suspicious_line, has_multiline_texts = 0, False  # the first line of a row that may contain other rows
         for row_number, row in enumerate(csv_rows):
             if row_number == 0:  # the header
                 continue
@@ -123,21 +115,20 @@ def open_csv(file: Content) -> Table:
                     problem += f"; if its quotes are part of a text, {QUOTING_HELP}"
                 raise csv_rows.error(problem)
             if len(csv_rows.lines) > 1 and not has_multiline_texts:
-                suspicious_line_numbers.append(csv_rows.first_line_number)
+                suspicious_line = suspicious_line or csv_rows.first_line_number
                 has_multiline_texts = not csv_rows.has_lines_like_rows(len(names))
             yield csv_rows.length, [row[index] for index in indices] if row else [""]
-        if suspicious_line_numbers and not has_multiline_texts and len(names) > 1:
-            others = (
-                f", like {len(suspicious_line_numbers) - 1:,} other fields" if len(suspicious_line_numbers) > 1 else ""
-            )
-            problem = f"a quoted field spans lines that look like rows{others}; if its quotes are text, {QUOTING_HELP}"
-            report(Finding("quotes", f"{path} line {suspicious_line_numbers[0]}: {problem}"))
+        if suspicious_line and not has_multiline_texts and len(names) > 1:
+            problem = f"a quoted field spans lines that look like rows; if its quotes are text, {QUOTING_HELP}"
+            report(Finding("quotes", f"{path} line {suspicious_line}: {problem}"))
 
-    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
-        return to_chunks(read_rows(columns), columns)
-
-    hint = _delimiter_hint(names, delimiter)
-    return Table(str(path), names, read, file.digest, header_hint=hint, estimate_rows=file.line_count)
+    return Table(
+        str(path),
+        names,
+        lambda columns: to_chunks(read_rows(columns), columns),
+        file.digest,
+        header_hint=_delimiter_hint(names, delimiter),
+    )
 
 
 def _read_header(file: Content, delimiter: str) -> tuple[str, ...]:
@@ -158,8 +149,7 @@ def _delimiter_hint(names: Sequence[str], delimiter: str) -> str:
     """Return a hint for messages about a header that seems to use another delimiter; an empty string otherwise."""
     if len(names) != 1:
         return ""
-    other_delimiters = (mark for mark in DELIMITER_NAMES if mark != delimiter)
-    most_frequent = max(other_delimiters, key=names[0].count)
+    most_frequent = max((mark for mark in DELIMITER_NAMES if mark != delimiter), key=names[0].count)
     if most_frequent not in names[0]:
         return ""
     expected, actual = DELIMITER_NAMES[delimiter], DELIMITER_NAMES[most_frequent]
@@ -182,7 +172,7 @@ def open_json_lines(file: Content) -> Table:
         return to_chunks(selected_values, columns)
 
     columns = tuple(dict.fromkeys(key for _, row in read_rows() for key in row))
-    return Table(str(file.path), columns, read, file.digest, estimate_rows=file.line_count)
+    return Table(str(file.path), columns, read, file.digest)
 
 
 def _parse_json_row(line: str, where: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Tokenizer of pieces of words: byte-pair encoding of the bytes of a text (Sennrich et al. 2016; Radford et al. 2019).
+"""Tokenizers of pieces of words: byte-pair encoding of the bytes of a text (Sennrich et al. 2016; Radford et al. 2019).
 
-`BpeTokenizer` wraps a tokenizer of the library `tokenizers`. `train` makes one from the words of the training texts;
-`from_library` takes that of a pretrained model. The token strings are those of the library: each stands for a sequence
-of bytes, so every text has tokens, and a character may be cut. Byte-level tokenizers (GPT-2, Llama 3, Qwen) write a
-byte as one letter of a fixed alphabet, such as `Ġ` for a space. Tokenizers with byte fallback (Llama 2, Gemma) write a
-space as `▁` and a byte without a token of its own as `<0xE2>`.
+`BpeTokenizer` wraps a tokenizer of the library `tokenizers`, which `train` learns from the words of the training texts;
+`PretrainedTokenizer` wraps that of a pretrained model. The token strings are those of the library: each stands for a
+sequence of bytes, so every text has tokens, and a character may be cut. Byte-level tokenizers (GPT-2, Llama 3, Qwen)
+write a byte as one letter of a fixed alphabet, such as `Ġ` for a space. Tokenizers with byte fallback (Llama 2, Gemma)
+write a space as `▁` and a byte without a token of its own as `<0xE2>`.
 """
 
 import bisect
@@ -13,17 +13,22 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import regex
 
+from factorcell.config import Config
 from factorcell.data.text_folds import lower_case
-from factorcell.data.tokenizers.base_tokenizer import Tokenizer
-from factorcell.data.tokenizers.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials
+from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Tokenizer
 from factorcell.errors import UserError
+from factorcell.io import pretrained
 from factorcell.io.extras import missing_package_error
-from factorcell.options.option_fields import BpeOptions, TokenizerOptions
+from factorcell.options.option_fields import (
+    BpeOptions,
+    HuggingFaceOptions,
+    PretrainedTokenizerOptions,
+    TokenizerOptions,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -34,6 +39,8 @@ MIN_VOCABULARY, MAX_VOCABULARY = 1_000, 32_000  # bounds of the vocabulary that 
 MAX_TRAINING_WORDS = 20_000_000  # counts of words are scaled down to this sum, which takes a minute to learn from
 WORDS_PER_LINE = 1_000
 SPECIAL_KEYS = ("unk_token", "bos_token", "eos_token")  # keys of the file of special tokens, in the order of `Specials`
+# Special tokens that are added if a pretrained model has no such token, or uses one token for two purposes.
+ADDED = ADDED_UNKNOWN, ADDED_START, ADDED_END = "<unknown token>", "<start of text>", "<end of text>"
 SPACE = "\u2581"  # ▁, a space in tokenizers with byte fallback
 BYTE_TOKEN = regex.compile("<0x([0-9A-F]{2})>")
 SURROGATE = regex.compile("[\ud800-\udfff]")
@@ -78,6 +85,9 @@ class BpeTokenizer(Tokenizer):
         specials: The ids of the special tokens, three different ones; they may be anywhere in the vocabulary. By
             default, those of a tokenizer that `train` made.
 
+    Attributes:
+        bytes_by_id: The bytes for which each token stands; none for special tokens.
+
     Raises:
         UserError: The tokens do not stand for bytes, or the special ids are not three ids of the vocabulary.
     """
@@ -99,21 +109,19 @@ class BpeTokenizer(Tokenizer):
         self._library.encode_special_tokens = True  # a text that contains "<s>" does not contain a special token
         self._library.no_truncation()
         self._library.no_padding()
-        self.is_trained = library_tokenizer is not None
+        self.is_trained, self.bytes_by_id = library_tokenizer is not None, list[bytes]()
         if self.is_trained:
             if len({*specials}) != len(specials) or not all(0 <= special < len(self) for special in specials):
                 size = f"of {len(self):,} tokens"
                 raise UserError(f"tokenizer: expected three different special ids {size}, got {tuple(specials)}")
-            self._bytes_by_id = self._find_bytes()
+            self.bytes_by_id = self._find_bytes()
 
     @cached_property
     def tokens(self) -> Sequence[str]:
         """The token of each id, special tokens included."""
-        id_by_token = self._library.get_vocab(with_added_tokens=True)
-        tokens = [""] * (1 + max(id_by_token.values(), default=-1))
-        for token_id in id_by_token.values():  # an added token that is normalized has another text in the vocabulary
-            tokens[token_id] = str(self._library.id_to_token(token_id))
-        return tokens
+        # An added token that is normalized has another text in `get_vocab`.
+        size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
+        return [self._library.id_to_token(token_id) or "" for token_id in range(size)]
 
     @cached_property
     def _id_by_token(self) -> dict[str, int]:
@@ -124,41 +132,42 @@ class BpeTokenizer(Tokenizer):
         """The ids of the unknown token, the start token and the end token."""
         return self._specials
 
-    @property
-    def bytes_by_id(self) -> Sequence[bytes]:
-        """The bytes for which each token stands; none for special tokens."""
-        return self._bytes_by_id
-
     def _find_bytes(self) -> list[bytes]:
         content = json.loads(self._library.to_str())
         is_byte_level = '"ByteLevel"' in json.dumps([content["pre_tokenizer"], content["decoder"]])
         if not is_byte_level and not content["model"].get("byte_fallback"):
             expected = "expected a byte-level tokenizer, or one with byte fallback"
             raise UserError(f"tokenizer: {expected}, got {content['model'].get('type')}")
-        added = {item["id"]: item for item in content["added_tokens"]}
-        bytes_by_id = []
-        for token_id, token in enumerate(self.tokens):
-            if token_id in self._specials or (token_id in added and added[token_id]["special"]):
-                bytes_by_id.append(b"")
-            elif token_id in added:
-                bytes_by_id.append((token if is_byte_level else token.replace(SPACE, " ")).encode())
-            elif is_byte_level:
-                bytes_by_id.append(bytes(BYTE_BY_LETTER[letter] for letter in token if letter in BYTE_BY_LETTER))
-            elif match := BYTE_TOKEN.fullmatch(token):
-                bytes_by_id.append(bytes.fromhex(match[1]))
-            else:
-                bytes_by_id.append(token.replace(SPACE, " ").encode())
-        return bytes_by_id
+        is_special = {token["id"]: token["special"] for token in content["added_tokens"]}
+
+        def bytes_of(token_id: int, token: str) -> bytes:
+            if token_id in self._specials or is_special.get(token_id):
+                return b""
+            if is_byte_level and token_id not in is_special:
+                return bytes(BYTE_BY_LETTER[letter] for letter in token if letter in BYTE_BY_LETTER)
+            if token_id not in is_special and (match := BYTE_TOKEN.fullmatch(token)):
+                return bytes.fromhex(match[1])
+            return (token if is_byte_level else token.replace(SPACE, " ")).encode()
+
+        return [bytes_of(token_id, token) for token_id, token in enumerate(self.tokens)]
 
     @cached_property
     def adds_space(self) -> bool:
         """Whether the tokens of a text begin with a space that the text does not contain, as in Llama 2."""
         return self._to_bytes(self._library.encode("a", add_special_tokens=False).tokens) == b" a"
 
+    @cached_property
+    def is_lossless(self) -> bool:
+        """Whether the pieces of each text are certainly those of exactly its normalized text."""
+        if not self.is_trained:
+            return True
+        is_byte_level = "ByteLevel" in json.dumps(json.loads(self._library.to_str())["pre_tokenizer"])
+        has_all_bytes = BYTE_BY_LETTER.keys() <= self._id_by_token.keys()
+        return is_byte_level and has_all_bytes and not self.adds_space and self._library.normalizer is None
+
     def split(self, text: str) -> list[str]:
         """Return the pieces of a text, or its words if the tokenizer has no vocabulary."""
-        (tokens,) = self.split_all([text])
-        return tokens
+        return self.split_all([text])[0]
 
     def split_all(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the pieces of each text, or its words if the tokenizer has no vocabulary."""
@@ -177,7 +186,7 @@ class BpeTokenizer(Tokenizer):
         return codecs.getincrementaldecoder("utf-8")("replace").decode(content)
 
     def _to_bytes(self, tokens: Iterable[str]) -> bytes:
-        return b"".join(self._bytes_by_id[token_id] for token_id in self.encode(tokens))
+        return b"".join(self.bytes_by_id[token_id] for token_id in self.encode(tokens))
 
     def readable(self, token: str) -> str:
         """Return the text of a token, with a byte of an incomplete character in hexadecimal, or a special token.
@@ -187,11 +196,6 @@ class BpeTokenizer(Tokenizer):
         if token == self.tokens[self.specials.end]:
             return SPECIAL_TOKENS[SPECIAL_IDS.end]
         return self._to_bytes([token]).decode("utf-8", "backslashreplace") or token
-
-    def encode(self, tokens: Iterable[str]) -> list[int]:
-        """Return the id of each token."""
-        id_by_token, unknown = self._id_by_token, self._specials.unknown
-        return [id_by_token.get(token, unknown) for token in tokens]
 
     def encode_words(self, words: Iterable[str]) -> list[Sequence[int]]:
         """Return the ids of the pieces of each word."""
@@ -203,77 +207,36 @@ class BpeTokenizer(Tokenizer):
         text = SURROGATE.sub("\ufffd", text)
         return lower_case(text) if self.options.lowercase else text
 
-    @property
-    def is_lossless(self) -> bool:
-        """Whether the pieces of each text are certainly those of exactly its normalized text."""
-        return self._restores_all_texts
-
-    @cached_property
-    def _restores_all_texts(self) -> bool:
-        if not self.is_trained:
-            return True
-        is_byte_level = "ByteLevel" in json.dumps(json.loads(self._library.to_str())["pre_tokenizer"])
-        has_all_bytes = BYTE_BY_LETTER.keys() <= self._id_by_token.keys()
-        return is_byte_level and has_all_bytes and not self.adds_space and self._library.normalizer is None
-
     def may_begin(self, tokens: Sequence[str]) -> bool:
         """Return whether a text may have tokens that begin with `tokens`; false only if certainly no text has.
 
         The first tokens of a text are the tokens of its beginning, because byte-pair encoding merges the pairs within a
-        word in an order that does not depend on what follows. Tokens at an end that is an incomplete character or
-        unstable (`UNSTABLE_END`) may change, and are not compared. The last word may be the beginning of a longer one,
-        so its pieces count as well if the tokenizer never cuts this word, because it is in the vocabulary.
+        word in an order that does not depend on what follows. Last tokens that end within a character or in an
+        `UNSTABLE_END` may change, and are not compared.
         """
-        contents = [self._bytes_by_id[token_id] for token_id in self.encode(tokens)]
+        contents = [self.bytes_by_id[token_id] for token_id in self.encode(tokens)]
         if not all(contents):
             return False  # a special token
-        space = b" " if self.adds_space else b""
-        content = b"".join(contents)
-        if content in (b"", space):
-            return True
-        try:
-            text = codecs.getincrementaldecoder("utf-8")("strict").decode(content.removeprefix(space))
-        except UnicodeDecodeError:
-            return False
-        unstable = UNSTABLE_END.search(text)
-        stable_text = text[: unstable.start()] if unstable else text
-        # The ends of characters, in bytes; tokens after the last one that is also the end of a token are not compared.
-        character_ends = {len(space), *accumulate((len(c.encode()) for c in stable_text), initial=len(space))}
-        count = sum(1 for _ in takewhile(lambda end: end <= max(character_ends), accumulate(map(len, contents))))
-        while count and len(b"".join(contents[:count])) not in character_ends:
-            count -= 1
-        if count < len(tokens):
-            return self.may_begin(tokens[:count])
-        return self.split(self.join(tokens)) == list(tokens) or self._split_last_word(text) == tokens
+        for count in range(len(tokens), 0, -1):
+            content = b"".join(contents[:count])
+            try:
+                text = content.decode()
+            except UnicodeDecodeError as error:
+                if error.reason != "unexpected end of data":
+                    return False
+                continue
+            if not UNSTABLE_END.search(text):
+                return self._may_be_tokens(list(tokens[:count]))
+        return True
 
-    def _split_last_word(self, text: str) -> list[str] | None:
-        """Return the tokens of `text`, with its last word cut into pieces also if the vocabulary has the whole word.
-
-        Return None if the tokenizer itself cuts such words.
-        """
-        if self._always_merging is None:
-            return None
-        whole, cut = (
-            library.encode(self.normalize(text), add_special_tokens=False)
-            for library in (self._library, self._always_merging)
-        )
-        last = max((number for number in whole.word_ids if number is not None), default=0)
-        first_tokens = [token for token, number in zip(whole.tokens, whole.word_ids, strict=True) if number != last]
-        return first_tokens + [token for token, number in zip(cut.tokens, cut.word_ids, strict=True) if number == last]
-
-    @cached_property
-    def _always_merging(self) -> Any:
-        """A copy of the library's tokenizer that also merges the pairs of words in the vocabulary; None if it does so.
-
-        Llama 3 leaves such words whole (`ignore_merges`), so a longer word may not begin with the tokens of its
-        beginning.
-        """
+    def _may_be_tokens(self, tokens: list[str]) -> bool:
+        """Return whether these are the tokens of their text, or may be so if its last word continues."""
+        expected = self._library.encode(self.normalize(self.join(tokens)), add_special_tokens=False)
         if not getattr(self._library.model, "ignore_merges", False):
-            return None
-        always_merging = import_library().Tokenizer.from_str(self._library.to_str())
-        always_merging.model.ignore_merges = False
-        always_merging.encode_special_tokens = True
-        return always_merging
+            return bool(expected.tokens == tokens)
+        # Llama 3 leaves the words of its vocabulary whole; a longer word may not begin with the tokens of a whole one.
+        count = expected.word_ids.index(expected.word_ids[-1])
+        return bool(expected.tokens[:count] == tokens[:count])
 
     def certain_tokens(self, text: str) -> list[str]:
         """Return the first tokens of every text that begins with `text`: those before its last two words."""
@@ -314,11 +277,7 @@ class BpeTokenizer(Tokenizer):
 
     @classmethod
     def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
-        """Return the tokenizer with these options and the content of its files, which `contents` returned.
-
-        Raises:
-            ValueError: A file is damaged.
-        """
+        """Return the tokenizer with this content of its files; raise `ValueError` if a file is damaged."""
         library_tokenizer, names = (contents[name].decode() for name in cls.FILES)
         library = import_library()
         try:
@@ -329,6 +288,46 @@ class BpeTokenizer(Tokenizer):
         if None in ids:
             raise ValueError("a special token is not in the vocabulary")
         return cls(options, wrapped, Specials(*ids))
+
+
+class PretrainedTokenizer(BpeTokenizer):
+    """The tokenizer of a pretrained model; training on a table does not change it."""
+
+    Options = PretrainedTokenizerOptions
+
+    @classmethod
+    def of_base(cls, config: Config) -> Self:
+        """Return the tokenizer of the pretrained model that the backbone of `config` names.
+
+        Raises:
+            UserError: The backbone is not pretrained, or its tokenizer is missing or not supported.
+        """
+        backbone = config.backbone
+        if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
+            raise UserError("tokenizer pretrained: expected a pretrained model (base), got none; set base, or use bpe")
+        library_tokenizer, (unknown, start, end) = pretrained.read_tokenizer(pretrained.find_source(backbone.base))
+
+        def add(token: str) -> int:
+            library_tokenizer.add_special_tokens([token])
+            return int(library_tokenizer.token_to_id(token))
+
+        # Three different ids are required.
+        end = add(ADDED_END) if end is None else end
+        start = add(ADDED_START) if start in (None, end) else start
+        unknown = add(ADDED_UNKNOWN) if unknown in (None, start, end) else unknown
+        return cls(config.tokenizer, library_tokenizer, Specials(*map(int, (unknown, start, end))))
+
+    # The vocabulary exists before training, so that words are tokens already.
+    encode_words = Tokenizer.encode_words
+
+    def train(self, counts: Mapping[str, int]) -> Self:
+        """Return this tokenizer."""
+        return self
+
+    @property
+    def known_count(self) -> int:
+        """The number of tokens without the special tokens that were added, which are the last ones."""
+        return min((special for special in self.specials if self.tokens[special] in ADDED), default=len(self))
 
 
 def _new_library_tokenizer() -> Any:

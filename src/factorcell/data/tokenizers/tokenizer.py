@@ -1,32 +1,24 @@
-"""The kinds of tokenizers, and how a config and a run folder select one.
-
-The kinds are `word` (see below), `space` (split at white space only), `char` (Unicode code points after NFC),
-`grapheme` (grapheme clusters, such as a letter with its accents, a flag or a family emoji) and `bpe` (pieces of words,
-`bpe.BpeTokenizer`).
+"""Tokenizers that split texts into words, characters or graphemes, and the base class of all tokenizers.
 
 The word tokenizer normalizes texts to NFC. A word consists of letters, marks and digits. It may contain apostrophes and
 hyphens inside (`don't`, `well-kept`), and one of the marks . , : / between digits (`3.50`, `10:30`). A run of one
 repeated punctuation mark (`...`, `!!`) is one token, and so is any other visible character.
 """
 
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import regex
 
-from factorcell.config import Config
-from factorcell.data.tokenizers.base_tokenizer import Tokenizer as Tokenizer
-from factorcell.data.tokenizers.bpe import BpeTokenizer
-from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.text_folds import lower_case, with_final_sigma
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.options.option_fields import (
-    EXTENSIBLE,
-    KIND_CHECKS,
     CharacterOptions,
     GraphemeOptions,
-    PretrainedTokenizerOptions,
     SpaceOptions,
     TokenizerOptions,
     WordOptions,
@@ -42,6 +34,169 @@ OPENING = regex.compile(r"[(\[{«“$#@]+")  # marks that precede a word without
 QUOTE = '"'  # opens and closes alternately
 # Each match ends with a letter that `sentence_case` capitalizes.
 LOWERCASE_START = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
+ESCAPE = regex.compile(r"\\U([0-9a-f]{8})")  # in a vocabulary file
+# White space, backslashes and invisible characters, except the joiner of emoji
+ESCAPED = regex.compile(r"[\\\p{Z}[\p{C}--\u200d]]", regex.V1)
+
+
+class Specials(NamedTuple):
+    """Ids of the special tokens: the unknown token, the start token and the end token of a text.
+
+    Args:
+        unknown: The id of every out-of-vocabulary token.
+        start: The id of the token before the first token of a text.
+        end: The id of the token after the last token of a text.
+    """
+
+    unknown: int = 0
+    start: int = 1
+    end: int = 2
+
+
+SPECIAL_IDS = Specials()
+UNKNOWN, START, END = SPECIAL_IDS
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
+
+
+class Tokenizer:
+    """Base of all tokenizers: splits and joins texts, and converts tokens to ids.
+
+    A subclass defines `split`, `join` and `Options`, the class of its options. A subclass with other ids, such as those
+    of subword pieces, also overrides `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
+
+    Attributes:
+        FILES: The names of the files that store the tokenizer in a run folder.
+        is_character_level: Whether each token is one character or grapheme.
+        unit: What a token is, for the unit of perplexities: "perplexity per word".
+        is_subword: Whether tokens are pieces of words. The pieces of a text then depend on the text around them, and a
+            tokenizer without a vocabulary splits into the words that `train` cuts into pieces.
+
+    Args:
+        options: The options, an instance of `Options`.
+        tokens: The tokens in the order of their ids, the special tokens first; without others, the tokenizer can only
+            `split`, `join` and `train`.
+    """
+
+    Options: ClassVar[type[TokenizerOptions]] = TokenizerOptions
+    FILES: ClassVar[tuple[str, ...]] = ("vocabulary.txt",)
+    is_character_level: ClassVar[bool] = False
+    unit: ClassVar[str] = "token"
+    is_subword: ClassVar[bool] = False
+
+    def __init__(self, options: Any, tokens: Sequence[str] = SPECIAL_TOKENS) -> None:
+        self.options, self._tokens = options, [*tokens]
+        if tuple(tokens[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
+            first_tokens = " ".join(tokens[: len(SPECIAL_TOKENS)])
+            raise UserError(f"vocabulary: expected {' '.join(SPECIAL_TOKENS)} first, got {first_tokens!r}")
+        if len({*tokens}) < len(tokens):
+            raise UserError("vocabulary: expected each token once, got a token twice")
+
+    @property
+    def restores_texts(self) -> bool:
+        """Whether tokens store white space, so that texts can be completed and counted."""
+        return self.is_character_level or self.is_subword
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the tokens of each text determine its normalized text, so that bits per byte are exact."""
+        return self.is_character_level
+
+    @property
+    def known_count(self) -> int:
+        """The number of tokens that a pretrained model knows; later ones were added to its tokenizer. Default: all."""
+        return len(self)
+
+    def __len__(self) -> int:
+        """Return the number of tokens in the vocabulary, special tokens included."""
+        return len(self.tokens)
+
+    def split(self, text: str) -> list[str]:
+        """Return the tokens of a text, in-vocabulary or not."""
+        raise NotImplementedError
+
+    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the tokens of each text."""
+        return [self.split(text) for text in texts]
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the text of `tokens`; the text of more tokens must begin with the text of the first ones."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """The token of each id, special tokens included."""
+        return self._tokens
+
+    @cached_property
+    def _id_by_token(self) -> dict[str, int]:
+        return {token: token_id for token_id, token in enumerate(self.tokens) if token_id > END}
+
+    @property
+    def specials(self) -> Specials:
+        """The ids of the unknown token, the start token and the end token."""
+        return SPECIAL_IDS
+
+    def encode(self, tokens: Iterable[str]) -> list[int]:
+        """Return the id of each token; an out-of-vocabulary token has the id of the unknown token."""
+        id_by_token, unknown = self._id_by_token, self.specials.unknown
+        return [id_by_token.get(token, unknown) for token in tokens]
+
+    def encode_words(self, words: Iterable[str]) -> list[Sequence[int]]:
+        """Return the ids of each of the tokens that `split` returned before `train`: by default, one id per token."""
+        return [(token_id,) for token_id in self.encode(words)]
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Return the token of each id."""
+        tokens = self.tokens
+        return [tokens[token_id] for token_id in ids]
+
+    def train(self, counts: Mapping[str, int]) -> Self:
+        """Return a tokenizer of this class with the most frequent tokens of the training texts.
+
+        Args:
+            counts: How often each token that `split` returns occurs in the training texts.
+        """
+        min_count, max_size = self.options.min_count, self.options.max_vocabulary
+        tokens = [token for token, count in counts.items() if count >= min_count and token not in SPECIAL_TOKENS]
+        tokens.sort(key=lambda token: (-counts[token], token))
+        return type(self)(self.options, [*SPECIAL_TOKENS, *tokens[:max_size]])
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the content of each file of `FILES` by name, for `from_contents`.
+
+        By default, the file has one token per line, with white space and backslashes escaped.
+        """
+        lines = (ESCAPED.sub(lambda match: f"\\U{ord(match[0]):08x}", token) + "\n" for token in self.tokens)
+        return {self.FILES[0]: "".join(lines).encode()}
+
+    @classmethod
+    def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
+        """Return the tokenizer with these options and the content of its files, which `Tokenizer.contents` returned.
+
+        Raises:
+            ValueError: A file is damaged.
+        """
+        lines = contents[cls.FILES[0]].decode().split("\n")[:-1]
+        return cls(options, [ESCAPE.sub(lambda match: chr(int(match[1], 16)), line) for line in lines])
+
+    def normalize(self, text: str) -> str:
+        """Return `text` in NFC, in lower case if the options require it."""
+        if not self.options.lowercase:
+            return unicodedata.normalize("NFC", text)
+        return lower_case(text) if self.restores_texts else with_final_sigma(lower_case(text))
+
+    def written(self, text: str) -> str:
+        """Return a complete text of joined tokens as people write it, where lower case changed its letters."""
+        return with_final_sigma(text) if self.options.lowercase else text
+
+    def readable(self, token: str) -> str:
+        """Return `token` as reports show it."""
+        return token
+
+    def save(self, folder: Path) -> None:
+        """Write the files of the tokenizer into `folder`."""
+        for name, content in self.contents().items():
+            files.write(folder / name, content)
 
 
 def without_punctuation(tokens: Iterable[str]) -> list[str]:
@@ -111,62 +266,6 @@ class GraphemeTokenizer(CharacterTokenizer):
     def split(self, text: str) -> list[str]:
         """Return the grapheme clusters of a text."""
         return list(GRAPHEME.findall(self.normalize(text)))
-
-
-TOKENIZERS: dict[str, type[Tokenizer]] = {
-    "word": WordTokenizer,
-    "space": SpaceTokenizer,
-    "char": CharacterTokenizer,
-    "grapheme": GraphemeTokenizer,
-    "bpe": BpeTokenizer,
-    "pretrained": PretrainedTokenizer,
-}
-
-
-def register_tokenizer(name: str, cls: type[Tokenizer]) -> None:
-    """Make a tokenizer of another package available in this process.
-
-    Args:
-        name: The kind of the tokenizer, which selects it as in `--tokenizer NAME`.
-        cls: The class of the tokenizer.
-
-    Raises:
-        UserError: The name is in use, or the class does not define `Options` for this kind.
-    """
-    EXTENSIBLE["tokenizer"].register(name, cls, KIND_CHECKS["tokenizer"])
-
-
-def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """Return the class of the tokenizer `kind`, which is built in, registered, or defined by an installed package."""
-    cls: type[Tokenizer] = EXTENSIBLE["tokenizer"].find_class(kind, TOKENIZERS, KIND_CHECKS["tokenizer"])
-    return cls
-
-
-def tokenizer_files() -> tuple[str, ...]:
-    """Return the names of all files that a built-in or registered tokenizer writes into a run folder."""
-    classes: list[Any] = [*TOKENIZERS.values(), *EXTENSIBLE["tokenizer"].registered.values()]
-    return tuple(dict.fromkeys(name for cls in classes for name in cls.FILES))
-
-
-def new_tokenizer(config: Config) -> Tokenizer:
-    """Return a tokenizer of the kind that `config` selects; only that of a pretrained model has a vocabulary."""
-    if config.tokenizer.kind == PretrainedTokenizerOptions.kind:
-        return PretrainedTokenizer.of_base(config)
-    return tokenizer_class(config.tokenizer.kind)(config.tokenizer)
-
-
-def load_tokenizer(config: Config, folder: Path) -> Tokenizer:
-    """Return the tokenizer whose files `Tokenizer.save` wrote into `folder`.
-
-    Raises:
-        UserError: A file is missing or damaged.
-    """
-    cls = tokenizer_class(config.tokenizer.kind)
-    contents = {name: files.read(folder / name) for name in cls.FILES}
-    try:
-        return cls.from_contents(config.tokenizer, contents)
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{folder / cls.FILES[0]}: damaged ({error})") from None
 
 
 def sentence_case(text: str) -> str:

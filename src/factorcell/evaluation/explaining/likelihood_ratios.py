@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.columns.rows import to_row, to_values
+from factorcell.data.columns.rows import ResultRows, to_row, to_values
 from factorcell.data.corpus import Corpus, target_offsets
-from factorcell.data.tables.result_rows import ResultRows
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import common_columns, differing_columns, report_run

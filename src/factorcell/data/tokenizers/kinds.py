@@ -1,14 +1,16 @@
-"""Tokenizers in the format of the library `transformers`, for models that other programs read.
+"""The kinds of tokenizers: how a config and a run folder select one, and how other programs read it.
 
-Such a tokenizer puts the start token before each text, as the models of factorcell read texts.
+The kinds are `word`, `space` (split at white space only), `char` (Unicode code points after NFC), `grapheme` (grapheme
+clusters, such as a letter with its accents, a flag or a family emoji), `bpe` (pieces of words) and `pretrained`.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
+from factorcell.config import Config
 from factorcell.data.text_folds import FINAL_SIGMA
-from factorcell.data.tokenizers.bpe import BpeTokenizer, import_library
-from factorcell.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from factorcell.data.tokenizers.bpe import BpeTokenizer, PretrainedTokenizer, import_library
 from factorcell.data.tokenizers.tokenizer import (
     GRAPHEME,
     WORD,
@@ -18,17 +20,73 @@ from factorcell.data.tokenizers.tokenizer import (
     Tokenizer,
     WordTokenizer,
 )
-from factorcell.io import pretrained
+from factorcell.errors import UserError
+from factorcell.io import files, pretrained
+from factorcell.options.option_fields import EXTENSIBLE, KIND_CHECKS, PretrainedTokenizerOptions
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    "word": WordTokenizer,
+    "space": SpaceTokenizer,
+    "char": CharacterTokenizer,
+    "grapheme": GraphemeTokenizer,
+    "bpe": BpeTokenizer,
+    "pretrained": PretrainedTokenizer,
+}
+
+
+def register_tokenizer(name: str, cls: type[Tokenizer]) -> None:
+    """Make a tokenizer of another package available in this process.
+
+    Args:
+        name: The kind of the tokenizer, which selects it as in `--tokenizer NAME`.
+        cls: The class of the tokenizer.
+
+    Raises:
+        UserError: The name is in use, or the class does not define `Options` for this kind.
+    """
+    EXTENSIBLE["tokenizer"].register(name, cls, KIND_CHECKS["tokenizer"])
+
+
+def tokenizer_class(kind: str) -> type[Tokenizer]:
+    """Return the class of the tokenizer `kind`, which is built in, registered, or defined by an installed package."""
+    cls: type[Tokenizer] = EXTENSIBLE["tokenizer"].find_class(kind, TOKENIZERS, KIND_CHECKS["tokenizer"])
+    return cls
+
+
+def tokenizer_files() -> tuple[str, ...]:
+    """Return the names of all files that a built-in or registered tokenizer writes into a run folder."""
+    classes: list[Any] = [*TOKENIZERS.values(), *EXTENSIBLE["tokenizer"].registered.values()]
+    return tuple(dict.fromkeys(name for cls in classes for name in cls.FILES))
+
+
+def new_tokenizer(config: Config) -> Tokenizer:
+    """Return a tokenizer of the kind that `config` selects; only that of a pretrained model has a vocabulary."""
+    if config.tokenizer.kind == PretrainedTokenizerOptions.kind:
+        return PretrainedTokenizer.of_base(config)
+    return tokenizer_class(config.tokenizer.kind)(config.tokenizer)
+
+
+def load_tokenizer(config: Config, folder: Path) -> Tokenizer:
+    """Return the tokenizer whose files `Tokenizer.save` wrote into `folder`.
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    cls = tokenizer_class(config.tokenizer.kind)
+    contents = {name: files.read(folder / name) for name in cls.FILES}
+    try:
+        return cls.from_contents(config.tokenizer, contents)
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{folder / cls.FILES[0]}: damaged ({error})") from None
 
 
 def to_transformers(tokenizer: Tokenizer, vocabulary_size: int, start_id: int) -> Any:
     """Return `tokenizer` as a tokenizer of `transformers`; None if that library cannot express it.
 
-    The result has the first `vocabulary_size` tokens, and `start_id` before each text. Only special tokens that a run
-    has added to the tokens of a pretrained model may be left out.
-
-    It cannot express tokenizers of other packages, and those that drop punctuation. The ids are the same for all texts,
-    except texts of the tokenizer `space` that contain a special token such as `<s>`.
+    The result puts `start_id` before each text, as the models of factorcell read texts. It has the first
+    `vocabulary_size` tokens; only special tokens that a run has added to those of a pretrained model may be left out.
+    The library cannot express tokenizers of other packages. The ids are the same for
+    all texts, except texts of the tokenizer `space` that contain a special token such as `<s>`.
     """
     splitter = _splitter(tokenizer)
     if splitter is None:

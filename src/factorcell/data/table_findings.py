@@ -1,0 +1,79 @@
+"""Findings about a table: values that training did not see, cut texts, and empty columns and texts."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell.data.columns.schema import EXPECTED_READING, MISSING, ContextSchema
+from factorcell.data.corpus import Corpus, is_empty_text
+from factorcell.io.findings import Finding
+
+CONTEXTS = "contexts"  # the name of a table of values that no file has; its rows are not counted in findings
+MAX_OUTSIDE_SHARE = 0.01  # a finding reports a larger share of numbers outside the range of training
+
+
+def table_findings(
+    corpus: Corpus,
+    table_name: str,
+    is_unseen: Mapping[str, NDArray[np.bool_]],
+    unknown: str,
+    optional: tuple[str, ...],
+    max_tokens: int,
+) -> Iterator[Finding]:
+    """Yield a finding about unseen values, cut texts, empty context columns and empty texts of a table.
+
+    A column of texts is not an empty context column, because an empty text is a text without words.
+    `is_unseen` says for each category whether training never saw the value of each text (rows,).
+    """
+
+    def format_counts(is_affected: Mapping[str, NDArray[np.bool_]]) -> str:
+        """Return the number of affected texts, of all, and of affected by name; empty if there are none.
+
+        For example "12 of 1,000 texts (city 10, user 3)". Texts of `CONTEXTS` may be read several times, so they are
+        not counted.
+        """
+        counts = {name: int(mask.sum()) for name, mask in is_affected.items() if mask.any()}
+        if table_name == CONTEXTS or not counts:
+            return ", ".join(name or "texts" for name in counts)
+        total = int(np.logical_or.reduce(list(is_affected.values())).sum())
+        by_name = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name)
+        return f"{total:,} of {len(corpus):,} texts" + (f" ({by_name})" if by_name else "")
+
+    if unknown != "error" and (counts := format_counts(is_unseen)):
+        reading = "the unknown value" if unknown == "group" else "the expected value of the column"
+        text = f"values that training did not see in {counts}, read as {reading} (--unknown {unknown})"
+        yield Finding("unseen values", f"{table_name}: {text}")
+    if counts := format_counts({"": corpus.truncated}):
+        remedy = "a model trained with a larger --max-tokens reads more"
+        yield Finding("cut texts", f"{table_name}: {counts} cut after {max_tokens:,} tokens; {remedy}")
+    if table_name == CONTEXTS:
+        return
+    schema = corpus.schema
+    masks = [(variable, corpus.categories[:, index] == MISSING) for index, variable in enumerate(schema.categories)]
+    masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
+    masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
+    is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
+    if unknown != "expected" and (counts := format_counts(is_missing)):
+        text = f"an empty context column in {counts}, {EXPECTED_READING}"
+        yield Finding("missing values", f"{table_name}: {text}")
+    if counts := format_counts({"": is_empty_text(corpus)}):
+        yield Finding("empty texts", f"{table_name}: {counts} empty; the end of an empty text is its only target")
+
+
+def number_findings(schema: ContextSchema, numbers: NDArray[np.float32], table_name: str) -> Iterator[Finding]:
+    """Yield a finding for each numeric variable with values outside the range of its values in training.
+
+    `numbers` are the values of the numeric variables of the schema (rows, variables). Values near the range are not
+    reported if they are few, because random samples of the same numbers have such values. A value is far outside if
+    its distance from the range is larger than the width of the range.
+    """
+    for variable, column in zip(schema.numbers, numbers.T, strict=True):
+        middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
+        distances = np.abs(column - middle) - width / 2
+        is_outside, is_far = distances > 1e-6 * max(abs(variable.low), abs(variable.high)), distances > width
+        if width and not variable.period and (is_far.any() or is_outside.mean() > MAX_OUTSIDE_SHARE):
+            training_range = f"the range of training ({variable.low:.6g} to {variable.high:.6g})"
+            rows = "" if table_name == CONTEXTS else f" in {is_outside.sum():,} of {len(column):,} rows"
+            text = f"{table_name}: {variable.name} is outside {training_range}{rows}; predictions are extrapolated"
+            yield Finding("outside range", text)
