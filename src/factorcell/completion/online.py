@@ -315,8 +315,10 @@ class Learner:
         """
         user.check(self.run)
         vectors = self.unknown_vector[None], user.vector[None]
+        if not texts:
+            return []
         batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
-        before, after = (np.concatenate([self.nats(vector, batch) for batch in batches] or [[]]) for vector in vectors)
+        before, after = (np.concatenate([self.nats(vector, batch) for batch in batches]) for vector in vectors)
         order = np.argsort(after - before, kind="stable")[:count]
         return [(texts[index], float(before[index] - after[index])) for index in order]
 

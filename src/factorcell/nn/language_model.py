@@ -31,7 +31,7 @@ from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.nn.devices import FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
 from factorcell.nn.head import Head, HeadSizes
-from factorcell.nn.output import RowValues, SampledRows, Samples, SoftmaxHead
+from factorcell.nn.output import ContextBias, RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.options.option_fields import EXTENSIBLE, NAMES, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
@@ -369,7 +369,8 @@ class LanguageModel(nn.Module):
             inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
         head, targets = cast(SoftmaxHead, self.head), positions[:, 1:]
-        nats = head.sampled_nats(vectors, targets, conditioning.head, samples, sampled_rows, row_values)
+        bias = cast(ContextBias, conditioning.head)
+        nats = head.sampled_nats(vectors, targets, bias, samples, sampled_rows, row_values)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def step(

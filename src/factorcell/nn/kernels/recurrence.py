@@ -93,7 +93,8 @@ class RecurrenceInputs:
     def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all arrays except `lengths` converted to `dtype`."""
         arrays = zip(ARRAY_FIELDS, self.arrays(), strict=True)
-        return replace(self, **{name: x.to(dtype) for name, x in arrays if x is not None and x.dtype != torch.long})
+        converted = {name: x.to(dtype) for name, x in arrays if x is not None and x.dtype != torch.long}
+        return replace(self, **cast(dict[str, Any], converted))
 
     def arrays(self) -> tuple[Tensor | None, ...]:
         """Return all fields except `packed`, in their order."""
