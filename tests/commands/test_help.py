@@ -16,11 +16,10 @@ from factorcell.commands.cli import main as cli
 from factorcell.commands.cli.main import GROUPS, ROOT_COMMAND, Command, find_commands, main, make_parser
 from factorcell.commands.cli.options import COMMON_OPTIONS
 from factorcell.completion.online import OPTIMIZERS
-from factorcell.config import EXTENSIBLE, PAPER_MODELS, Config
+from factorcell.config import EXTENSIBLE, PAPER_MODELS, TRANSFORMER_OPTIONS, Config, HuggingFaceOptions, option_types
+from factorcell.config import OPTION_KINDS as OPTION_KINDS
 from factorcell.nn.backbones.backbone import register_backbone
-from factorcell.options import choices
-from factorcell.options.option_fields import OPTION_KINDS as OPTION_KINDS
-from factorcell.options.option_fields import TRANSFORMER_OPTIONS, HuggingFaceOptions, option_types
+from factorcell.options import limits
 from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.leaf_commands import LEAVES, parser, paths
@@ -111,8 +110,8 @@ def test_public_names_are_sorted() -> None:
 
 
 def test_choices_match_the_names_in_the_library() -> None:
-    assert tuple(OPTIMIZERS) == choices.ONLINE_OPTIMIZERS
-    assert tuple(PARTS) == choices.MODEL_PARTS
+    assert tuple(OPTIMIZERS) == limits.ONLINE_OPTIMIZERS
+    assert tuple(PARTS) == limits.MODEL_PARTS
 
 
 def test_help_lists_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +223,7 @@ def defaults(text: str) -> dict[str, str]:
     ("words", "expected"),
     [
         ("train", {"--adapt": "automatic", "--rank": "automatic", "--max-tokens": "200", "--tokenizer": "word"}),
-        ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--batch-tokens": "as in RUN"}),
+        ("finetune", {"--epochs": str(limits.SMALL_DATA_DEFAULTS["epochs"]), "--batch-tokens": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("generate", {"--unknown": "error", "--precision": "auto"}),
         ("complete", {"--unknown": "error", "--precision": "auto"}),

@@ -12,10 +12,9 @@ import pytest
 from factorcell.commands.cli import options
 from factorcell.commands.cli.main import main
 from factorcell.commands.cli.parser import Parser
-from factorcell.config import Config
+from factorcell.config import Config, option_fields
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
-from factorcell.options.option_fields import option_fields
 from factorcell.runs.run import Run
 from tests.commands.leaf_commands import LEAVES, parser
 from tests.findings import no_findings

@@ -25,7 +25,7 @@ from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
 from factorcell.io import files, findings
 from factorcell.io.extras import missing_package_error
-from factorcell.options.choices import ONLINE_OPTIMIZERS
+from factorcell.options.limits import ONLINE_OPTIMIZERS
 from factorcell.runs.run import Run
 
 # Groups of texts whose mean reciprocal rank `replay` shows -> their title

@@ -19,7 +19,7 @@ from factorcell.evaluation.explaining.token_evidence import (
 )
 from factorcell.io import files
 from factorcell.io.findings import Finding, report
-from factorcell.options.choices import DEFAULT_VALUE_COUNT
+from factorcell.options.limits import DEFAULT_VALUE_COUNT
 from factorcell.reports.wording import visible_token
 from factorcell.runs.run import Run
 

@@ -8,7 +8,7 @@ from typing import Any
 from factorcell.commands.cli import options, terminal
 from factorcell.evaluation.diagnostics import report_run
 from factorcell.io.extras import missing_package_error
-from factorcell.options.choices import STORE_VARIABLE
+from factorcell.options.limits import STORE_VARIABLE
 from factorcell.runs.exporting import export
 from factorcell.runs.run import Run
 

@@ -11,7 +11,7 @@ from typing import Any
 from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import Parser
 from factorcell.config import MODELS, PAPER_MODELS, Config
-from factorcell.options.choices import MODEL_PARTS, SMALL_DATA_DEFAULTS
+from factorcell.options.limits import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
 RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
 RESUME_FOLDER_HELP = "resume the command that wrote --out"

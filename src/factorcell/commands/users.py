@@ -17,7 +17,7 @@ from factorcell.data.text_folds import screening
 from factorcell.errors import UserError
 from factorcell.io import input_files
 from factorcell.io.progress import progress_bar
-from factorcell.options.choices import STORE_VARIABLE
+from factorcell.options.limits import STORE_VARIABLE
 from factorcell.service import changes
 from factorcell.service.http import keys
 from factorcell.service.privacy import Privacy

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from factorcell.config import Config, option_sections, section_types, selected_kinds
+from factorcell.config import Config, HuggingFaceOptions, option_sections, option_types, section_types, selected_kinds
 from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock
@@ -20,7 +20,6 @@ from factorcell.io.extras import missing_package_error
 from factorcell.io.findings import LOG
 from factorcell.io.finite import format_option
 from factorcell.options import limits
-from factorcell.options.option_fields import HuggingFaceOptions, option_types
 from factorcell.training.fit import not_resumable_error, read_corpora, train_run
 from factorcell.training.rules import Budget, SpecifiedOptions, add_options
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
-from factorcell.options.choices import ONLINE_OPTIMIZERS
+from factorcell.options.limits import ONLINE_OPTIMIZERS
 
 
 def add_complete_arguments(parser: Parser) -> None:

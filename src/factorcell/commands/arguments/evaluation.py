@@ -5,7 +5,7 @@ from pathlib import Path
 
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
-from factorcell.options.choices import ADVICE_ROWS, DEFAULT_VALUE_COUNT, PRIORS, PROPOSALS
+from factorcell.options.limits import ADVICE_ROWS, DEFAULT_VALUE_COUNT, PRIORS, PROPOSALS
 
 
 def add_evaluate_arguments(parser: Parser) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
-from factorcell.options.choices import GENERATION_METHODS
+from factorcell.options.limits import GENERATION_METHODS
 
 
 def add_generate_arguments(parser: Parser) -> None:

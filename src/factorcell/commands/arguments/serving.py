@@ -5,9 +5,8 @@ from pathlib import Path
 
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
-from factorcell.config import PRECISIONS
-from factorcell.options.choices import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VARIABLE
-from factorcell.options.option_fields import CHOICE_HELP
+from factorcell.config import CHOICE_HELP, PRECISIONS
+from factorcell.options.limits import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VARIABLE
 
 
 def add_serve_arguments(parser: Parser) -> None:

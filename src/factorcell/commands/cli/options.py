@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from factorcell.commands.cli.parser import Parser, Section
 from factorcell.config import (
+    CHOICE_HELP,
     DEFAULT_KINDS,
     DEVICES,
     EXTENSIBLE,
+    KIND_HELP,
+    OPTION_KINDS,
     PRECISIONS,
+    TRANSFORMER_OPTIONS,
     Config,
+    HuggingFaceOptions,
+    option_fields,
+    option_types,
     options_by_section,
     section_types,
     selected_kinds,
@@ -25,17 +32,8 @@ from factorcell.config import (
 from factorcell.errors import UserError
 from factorcell.io import memory
 from factorcell.io.findings import Finding, report
-from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS, UNKNOWN_POLICIES
 from factorcell.options.extensions import NONE
-from factorcell.options.option_fields import (
-    CHOICE_HELP,
-    KIND_HELP,
-    OPTION_KINDS,
-    TRANSFORMER_OPTIONS,
-    HuggingFaceOptions,
-    option_fields,
-    option_types,
-)
+from factorcell.options.limits import AUTOMATIC_OPTIONS, PRESETS, UNKNOWN_POLICIES
 
 if TYPE_CHECKING:
     from factorcell.data.columns.schema import ContextSchema
@@ -174,7 +172,7 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 
 def add_unknown(parser: Parser, default: str = "group") -> None:
-    """Add --unknown, the policy for values that training never saw (`choices.UNKNOWN_POLICIES`)."""
+    """Add --unknown, the policy for values that training never saw (`limits.UNKNOWN_POLICIES`)."""
     help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
     help_text += "missing values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
