@@ -54,37 +54,13 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
-# Help texts that explain the choices of an option.
-CHOICE_HELP = {
-    "context": "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
-    "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
-    "category or number",
-    "prompt_history": "read this many earlier texts of the user before the text (only with user)",
-    "adapt": (
-        "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
-        "factor: adds a matrix of low rank to the weights, prefix: reads control codes before the text, names: reads "
-        "the names of categories, such as city: Oslo, before the text; the default is concat and factor, with "
-        "a pretrained base names and factor, and for characters with users concat, or concat and factor"
-    ),
-    "output_bias": (
-        "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "
-        "variable, one_hot: a coefficient for each token and value, sparse: like one_hot, with an l1 penalty, hash: "
-        "coefficients in hash buckets; the default is low_rank, and none with a pretrained base or for characters with "
-        "users"
-    ),
-    "context_layer": (
-        "activation of the layer that combines the context variables; none: no layer, for a single variable"
-    ),
-    "cell": "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
-    "device": (
-        "device to compute on; auto: a GPU if there is one, but the processor for recurrent layers with layer "
-        "normalization"
-    ),
-    "precision": (
-        "number type of matrix products, and in training of the frozen weights of a base; auto: float32, but bfloat16 "
-        "for a pretrained base on a GPU"
-    ),
-}
+DEVICE_HELP = (
+    "device to compute on; auto: a GPU if there is one, but the processor for recurrent layers with layer normalization"
+)
+PRECISION_HELP = (
+    "number type of matrix products, and in training of the frozen weights of a base; auto: float32, but bfloat16 "
+    "for a pretrained base on a GPU"
+)
 
 
 def option(
@@ -255,7 +231,11 @@ class RecurrentOptions(KindOptions):
     """Options of the backbone with recurrent layers."""
 
     kind: str = "recurrent"
-    cell: str = option("coupled", CHOICE_HELP["cell"], choices=CELLS)
+    cell: str = option(
+        "coupled",
+        "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
+        choices=CELLS,
+    )
     layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
     hidden_size: int = int_option(200, "size d of the hidden state", 1, MAX_SIZE)
     layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)")
@@ -423,12 +403,20 @@ class DataConfig:
     """Options that decide which columns of a table are read, and how."""
 
     text: str = option("text", "column with the text", metavar="COLUMN")
-    context: tuple[str, ...] = option((), CHOICE_HELP["context"], metavar="NAME[:KIND]")
+    context: tuple[str, ...] = option(
+        (),
+        "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
+        "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
+        "category or number",
+        metavar="NAME[:KIND]",
+    )
     user: str = option(
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing, which orders the texts of each user", metavar="COLUMN")
-    prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
+    prompt_history: int = int_option(
+        0, "read this many earlier texts of the user before the text (only with user)", 0, MAX_PROMPT_HISTORY
+    )
     max_tokens: int = int_option(
         200, "cut texts after this many tokens; of a prompt, half as many are read, but at least 100", 1, MAX_SIZE
     )
@@ -476,12 +464,30 @@ class DataConfig:
 class ModelConfig:
     """Sizes of the context vector and the token embeddings, and the adaptations of the model."""
 
-    adapt: tuple[str, ...] = option(("concat", "factor"), CHOICE_HELP["adapt"], choices=ADAPTERS)
-    output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES)
+    adapt: tuple[str, ...] = option(
+        ("concat", "factor"),
+        "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
+        "factor: adds a matrix of low rank to the weights, prefix: reads control codes before the text, names: reads "
+        "the names of categories, such as city: Oslo, before the text; the default is concat and factor, with "
+        "a pretrained base names and factor, and for characters with users concat, or concat and factor",
+        choices=ADAPTERS,
+    )
+    output_bias: tuple[str, ...] = option(
+        ("low_rank",),
+        "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "
+        "variable, one_hot: a coefficient for each token and value, sparse: like one_hot, with an l1 penalty, hash: "
+        "coefficients in hash buckets; the default is low_rank, and none with a pretrained base or for characters with "
+        "users",
+        choices=OUTPUT_BIASES,
+    )
     embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
     variable_size: int = int_option(16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE)
     context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
-    context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS)
+    context_layer: str = option(
+        "tanh",
+        "activation of the layer that combines the context variables; none: no layer, for a single variable",
+        choices=CONTEXT_LAYERS,
+    )
     rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
     dropout_context: float = rate_option(
         "rate at which training replaces category values by the unknown value, to train its embedding"
@@ -529,8 +535,8 @@ class TrainingConfig:
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
-    precision: str = option("auto", CHOICE_HELP["precision"], choices=PRECISIONS)
-    device: str = option("auto", CHOICE_HELP["device"], choices=DEVICES)
+    precision: str = option("auto", PRECISION_HELP, choices=PRECISIONS)
+    device: str = option("auto", DEVICE_HELP, choices=DEVICES)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -29,7 +29,7 @@ def parse(*arguments: str) -> Config:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--model")
     options.add_config_options(parser)
-    return Config.from_dict(options.specified_options(parser.parse(arguments)))
+    return Config.of(**options.option_values(parser.parse(arguments)))
 
 
 def test_no_options_give_the_default_config() -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.errors import UserError
-from factorcell.io.digests import sha256_of
 from factorcell.io.extras import missing_package_error
 
 HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(?<!\.gguf)")  # such as gpt2 or org/model
@@ -58,7 +57,7 @@ class Source:
         for path in self.weight_files():
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return digests[0] if len(digests) == 1 else sha256_of("\n".join(digests).encode())
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 _QUIET_LOCK = threading.RLock()

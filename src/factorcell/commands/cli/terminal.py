@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from factorcell.errors import UserError
 from factorcell.io import findings, input_files
-from factorcell.io.escapes import align_columns, escape_hidden, escape_hidden_json
 from factorcell.io.findings import LOG, Finding
-from factorcell.io.finite import to_json
+from factorcell.io.output import align_columns, escape_hidden, escape_hidden_json, to_json
 
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
