@@ -36,8 +36,7 @@ def add_complete_arguments(parser: Parser) -> None:
     parser.add_argument("--history", action="append", default=[], metavar="TEXT", help=help_text)
     help_text = "show what the model, the popular texts and the history add to each score"
     parser.add_argument("--explain", action="store_true", help=help_text)
-    help_text = "number of suggestions"
-    parser.add_argument("--count", type=int, default=10, help=help_text)
+    parser.add_argument("--count", type=int, default=10, help="number of suggestions")
     parser.add_argument("--seconds", type=float, help="time limit, after which the search returns its best suggestions")
     parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
     options.add_no_ngram_mixture(parser)
@@ -152,7 +151,6 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
 
 def _show_blend(row: Mapping[str, Any]) -> None:
     """Print the mean reciprocal ranks of the blend and of its sources alone."""
-    from factorcell.bootstrap import Interval
     from factorcell.completion.blend import ORDERS
 
     count = f"{row['queries']:,} of these texts, by {row['users']:,} users"
@@ -160,9 +158,7 @@ def _show_blend(row: Mapping[str, Any]) -> None:
     terminal.show(f"  {'blend':<14} {terminal.format_interval(row, 'mrr')} (weights fitted to all users)")
     for source in ORDERS:
         terminal.show(f"  {f'{source} alone':<14} {terminal.format_interval(row, f'mrr_{source}')}")
-    difference = Interval.from_row(row, "mrr_difference")
-    assert difference is not None  # the row has figures of at least one text
-    terminal.show(f"  blend - model  {difference.to_text('.4f')}")
+    terminal.show(f"  blend - model  {terminal.format_difference(row, 'mrr_difference')}")
 
 
 def add_replay_arguments(parser: Parser) -> None:
@@ -235,22 +231,18 @@ def _add_stream_options(parser: Parser, every_help: str) -> None:
 
 def _show_systems(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the figures of each system for all texts."""
-    from factorcell.bootstrap import Interval
-
-    shown_rows = []
-    for row in rows:
-        difference = Interval.from_row(row, "mrr_difference")
-        shown_rows.append(
-            {
-                "system": row["system"],
-                "MRR": terminal.format_interval(row, "mrr"),
-                f"difference to {rows[0]['system']}": "-" if difference is None else difference.to_text(".3f"),
-                "success at 1": f"{row['success_1']:.1%}",
-                "success at 10": f"{row['success_10']:.1%}",
-                "characters saved": f"{row['saved']:.2f}",
-                "ms": f"{row['milliseconds']:.1f}",
-            }
-        )
+    shown_rows = [
+        {
+            "system": row["system"],
+            "MRR": terminal.format_interval(row, "mrr"),
+            f"difference to {rows[0]['system']}": terminal.format_difference(row, "mrr_difference", ".3f"),
+            "success at 1": f"{row['success_1']:.1%}",
+            "success at 10": f"{row['success_10']:.1%}",
+            "characters saved": f"{row['saved']:.2f}",
+            "ms": f"{row['milliseconds']:.1f}",
+        }
+        for row in rows
+    ]
     terminal.show_table(shown_rows, list(shown_rows[0]))
 
 

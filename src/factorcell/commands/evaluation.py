@@ -508,14 +508,12 @@ def _score_lists(arguments: argparse.Namespace, model: "Run | NGram", lists: "NB
 
 def _show_rates(summary: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of word error rates."""
-    from factorcell.bootstrap import Interval
-
     rows = [
         {
             "value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}",
             **{name: f"{row[name]:,}" for name in ("utterances", "words")},
             **{name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")},
-            "gain": Interval(row["gain"], row["gain_low"], row["gain_high"]).to_text(".2f", 100.0),
+            "gain": terminal.format_difference(row, "gain", ".2f", scale=100.0),
         }
         for row in summary
     ]

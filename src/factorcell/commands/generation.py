@@ -25,16 +25,13 @@ def add_generate_arguments(parser: Parser) -> None:
     options.add_context(parser, "repeatable, or joined by ';'; several values of a column generate for each of them")
     help_text = "generate for every value of this context column (repeatable)"
     parser.add_argument("--each", action="append", default=[], metavar="NAME", help=help_text)
-    help_text = "generate for the context in each row of this table"
-    parser.add_argument("--rows", type=Path, metavar="TABLE", help=help_text)
+    parser.add_argument("--rows", type=Path, metavar="TABLE", help="generate for the context in each row of this table")
     parser.add_argument("--number", type=int, default=1, help="number of texts for each context")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="beginning of every text")
-    help_text = "capitalize sentences (for models of lower-case English)"
-    parser.add_argument("--case", action="store_true", help=help_text)
+    parser.add_argument("--case", action="store_true", help="capitalize sentences (for models of lower-case English)")
     parser.add_argument("--stream", action="store_true", help="print one text token by token while it is generated")
     options.add_output(parser, "--out", "write each finished text to this file immediately (JSON lines)")
-    help_text = "continue a file that was started with the same options"
-    parser.add_argument("--resume", action="store_true", help=help_text)
+    parser.add_argument("--resume", action="store_true", help="continue a file that was started with the same options")
     generation, rare = parser.section("generation"), parser.section("generation", is_rare=True)
     help_text = "how to choose tokens: by sampling, or by a search for the most probable texts"
     generation.add_argument("--method", choices=GENERATION_METHODS, default="sample", help=help_text)
@@ -55,8 +52,7 @@ def add_generate_arguments(parser: Parser) -> None:
     rare.add_argument("--stop", dest="stops", action="append", default=[], metavar="TEXT", help=help_text)
     help_text = "never generate the same N tokens in a row twice; 0: no restriction"
     rare.add_argument("--no-repeat-ngram", type=int, default=0, help=help_text)
-    help_text = "beam width (default: 8; stochastic: 120)"
-    rare.add_argument("--width", type=int, metavar="K", help=help_text)
+    rare.add_argument("--width", type=int, metavar="K", help="beam width (default: 8; stochastic: 120)")
     help_text = "number of tokens that a stochastic beam samples for each hypothesis"
     rare.add_argument("--branching", type=int, default=8, metavar="L", help=help_text)
     help_text = "exponent A: a beam search compares texts by log probability / (number of tokens) ** A"

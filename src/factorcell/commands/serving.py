@@ -57,13 +57,11 @@ def add_serve_arguments(parser: Parser) -> None:
     privacy.add_argument("--retention", metavar="TIME", help=help_text)
     help_text = "further texts that are neither learned nor stored: those that match REGEX (repeatable)"
     privacy.add_argument("--withhold", action="append", default=[], metavar="REGEX", help=help_text)
-    help_text = "file of phrases that are never suggested, one per line"
-    privacy.add_argument("--block", type=Path, help=help_text)
+    privacy.add_argument("--block", type=Path, help="file of phrases that are never suggested, one per line")
     help_text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
     privacy.add_argument("--pad", type=int, default=0, metavar="BYTES", help=help_text)
     pages = parser.section("pages")
-    help_text = "placeholder text of the input box on the page"
-    pages.add_argument("--hint", metavar="TEXT", help=help_text)
+    pages.add_argument("--hint", metavar="TEXT", help="placeholder text of the input box on the page")
     help_text = "origin of web pages that may send requests, such as https://shop.example (repeatable; default: none)"
     pages.add_argument("--origin", action="append", default=[], metavar="URL", help=help_text)
     help_text = "number of users whose adapted weights are cached in memory"

@@ -114,8 +114,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
 def add_finetune_arguments(parser: Parser) -> None:
     options.add_run(parser, "run folder to start from")
     options.add_table(parser)
-    help_text = "development table (default: 5 %% of the rows are held out)"
-    parser.add_argument("--dev", type=Path, help=help_text)
+    parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
     help_text = "part of the model to train (repeatable; default: all parts)"
     parser.add_argument("--train", action="append", metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=help_text)
