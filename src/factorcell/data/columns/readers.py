@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig
+from factorcell.config import DataConfig, WordOptions
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, wave_parameters
 from factorcell.data.columns.values import (
@@ -32,7 +32,6 @@ from factorcell.data.columns.values import (
 from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.io.findings import Finding, report
-from factorcell.options.option_fields import WordOptions
 
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
 MISSING_VECTOR = np.array([math.nan], np.float32)

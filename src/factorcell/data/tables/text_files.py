@@ -9,8 +9,8 @@ from factorcell.data.tables import chunks, content
 from factorcell.data.tables.chunks import Chunk, Table, format_names
 from factorcell.data.tables.content import Content
 from factorcell.errors import UserError
-from factorcell.io.escapes import escape_hidden
 from factorcell.io.findings import Finding, report
+from factorcell.io.output import escape_hidden
 
 ENDINGS_BY_DELIMITER = {",": ".csv", "\t": ".tsv"}  # endings of file names
 DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
