@@ -141,8 +141,6 @@ def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"{perplexity:.2f}" in capsys.readouterr().out
     assert main(["classify", run, dev, "--target", "city", "--samples", "10"]) == 2
     assert "omit --samples" in capsys.readouterr().err
-    assert main(["generate", run, "--context", "city=Oslo", "--max-tokens", "5", "--verbose"]) == 0
-    assert "predicts with its n-gram counts too" in capsys.readouterr().err
     assert main(["score", run, dev]) == 0
 
 

@@ -54,9 +54,6 @@ def run_findings(run: Scorer | None, columns: Collection[str] = (), specified: C
         findings = [*_training_findings(run, facts), *_context_findings(run, facts, columns, specified)]
     except UserError as error:
         findings = [Finding("unfinished", f"{run.folder}: its records cannot be read ({error.message})")]
-    if run.mixture is not None:
-        remedy = "--no-ngram-mixture (in Python: Run.open(..., mixture=False)) leaves them out"
-        findings.append(Finding("mixture", f"{run.folder}: predicts with its n-gram counts too; {remedy}"))
     return ranked(findings)
 
 
@@ -139,7 +136,7 @@ def unknown_users_finding(run: Scorer, kind_of_text: str) -> Finding:
 
 def table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
     """Yield what makes a model that is trained on `train` and evaluated on `dev` less useful."""
-    if repeated := repeated_texts(dev, text_hashes(train), "development texts"):
+    if not len(train.users) and (repeated := repeated_texts(dev, text_hashes(train), "development texts")):
         yield repeated
     unknown_share = 1 - float(is_known_target(dev).mean())
     if unknown_share > MAX_UNKNOWN_SHARE and not train.tokenizer.is_character_level:
@@ -178,8 +175,8 @@ def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Fin
 
 
 def report_repeated_texts(run: Scorer, corpus: Corpus, name: str = "texts") -> None:
-    """Report if texts to evaluate are training texts of a run."""
-    hashes = run.text_hashes() if isinstance(run, Run) else None
+    """Report if texts to evaluate are training texts of a run; the texts of users repeat those of others."""
+    hashes = run.text_hashes() if isinstance(run, Run) and not run.config.data.user else None
     if hashes is not None and (finding := repeated_texts(corpus, hashes, name)):
         report(finding)
 
@@ -188,8 +185,7 @@ def classification_findings(run: Run, target: str) -> Iterator[Finding]:
     """Yield a finding if the other columns predict the target of a classification."""
     for dependence in training_facts(run.folder).get("dependences", ()):
         if dependence["target"] == run.schema.variable(target).source_column:
-            accuracy = f"accuracy {dependence['accuracy']:.2f}, majority class {dependence['majority']:.2f}"
-            problem = f"{dependence['column']} predicts {target} without the text ({accuracy})"
+            problem = f"{dependence['column']} predicts {target} without the text"
             remedy = f"to classify by the text alone, train a run whose only context column is {target}"
             yield Finding("dependent columns", f"{problem}; {remedy}")
 

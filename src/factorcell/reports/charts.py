@@ -42,9 +42,8 @@ MODEL_NAMES = {
 }
 # For each x axis of learning curves: the key in the rows, the divisor of the values, and the label.
 PROGRESS_UNITS = {"minutes": ("seconds", 60.0, "minutes of training"), "tokens": ("tokens", 1e6, "million tokens read")}
-GAP = "⋮"  # label in place of the values that are left out
 MAX_MARKED_POINTS = 6  # curves with more points are drawn without a mark at each point
-MAX_BARS = 20  # of more than 40 values, the 20 with the highest and the 20 with the lowest gains are shown
+MAX_BARS = 30  # of more values, those with the most texts are shown
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": RULE,
@@ -198,7 +197,7 @@ def signed_bars(
 ) -> Figure:
     """Draw a horizontal bar per name, to the right or left of zero, with its interval and the formatted value.
 
-    Values and ends of intervals are multiplied by `scale`. A bar with the name `GAP` has no value.
+    Values and ends of intervals are multiplied by `scale`.
     """
     figure = Figure(figsize=(WIDTH, 0.15 + 0.19 * max(1, len(names))))
     axes = figure.subplots()
@@ -208,8 +207,7 @@ def signed_bars(
     error_style = {"ecolor": INK, "lw": 0.9}
     bars = axes.barh(range(len(names)), values, color=bar_colours, height=0.66, xerr=distances, error_kw=error_style)
     texts = [format(value, number_format).replace("-", "−") for value in values]
-    labels = ["" if name == GAP else text for name, text in zip(names, texts, strict=True)]
-    axes.bar_label(bars, labels, padding=3)
+    axes.bar_label(bars, texts, padding=3)
     axes.axvline(0, color=MUTED, lw=0.8)
     axes.margins(x=0.25)
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -240,12 +238,12 @@ def gain_bars(rows: Sequence[Row], key: str) -> Figure:
 
 
 def shown_gains(rows: Sequence[Row], key: str) -> list[Row]:
-    """Return the values of a column that a chart shows: few values in natural order, otherwise by their gain."""
-    shown = sorted(rows, key=lambda row: -float(row[key]))
-    if len(shown) > 2 * MAX_BARS:
-        return [*shown[:MAX_BARS], {"value": GAP, key: 0.0}, *shown[-MAX_BARS:]]
-    order = natural_order([str(row["value"]) for row in rows])
-    return [rows[index] for index in order] if order else shown
+    """Return the values of a column that a chart shows, in natural order or by their gain."""
+    most_frequent = sorted(rows, key=lambda row: -int(row["count"]))[:MAX_BARS]
+    order = natural_order([str(row["value"]) for row in most_frequent])
+    if order:
+        return [most_frequent[index] for index in order]
+    return sorted(most_frequent, key=lambda row: -float(row[key]))
 
 
 @styled()

@@ -63,9 +63,8 @@ def result_facts(run: Run) -> Iterator[Fact]:
         shown = neural if mixed is None else format_number(mixed, ".2f")
         yield "perplexity", f"{shown} on the development texts" + (f" ({', '.join(details)})" if details else "")
     context = facts.get("context") or {}
-    if context.get("only_unknown_users"):
-        yield "gain", "not measured: no development text is by a known user"
-    elif gain := Interval.from_row(context, UNKNOWN_CONTEXT_GAIN):
+    gain = Interval.from_row(context, UNKNOWN_CONTEXT_GAIN)
+    if gain and not context.get("only_unknown_users"):
         significance = ", not significant" if gain.low is not None and not gain.sign else ""
         reference = gain_title(UNKNOWN_CONTEXT_GAIN).removeprefix("gain ")
         yield "gain", f"{gain.format_estimate('.1f', 100.0, '%')} {reference}{significance}"
@@ -73,5 +72,7 @@ def result_facts(run: Run) -> Iterator[Fact]:
         yield "n-grams", f"{perplexities['ngram']:.2f}, mixture with the model {perplexities['mixture']:.2f}"
     if row := facts.get("completion"):
         sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))
-        yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({sources})"
+        difference = Interval.from_row(row, "mrr_difference")
+        gain_over_model = f"; {difference.to_text('.3f')} over the model" if difference else ""
+        yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({sources}){gain_over_model}"
         yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"
