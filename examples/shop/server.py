@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from urllib.parse import parse_qsl
 
 import httpx
@@ -33,18 +32,19 @@ async def log_in(request: Request) -> Response:
 
 async def forward(request: Request) -> Response:
     user, now = request.session.get("user"), time.monotonic()
-    if request.headers.get("sec-fetch-site") != "same-origin" or user is None:  # a page of another site, or no log-in
-        return JSONResponse({"title": "log in on a page of this shop"}, 403)
-    left, since = allowances.get(user, (BURST, now))
+    if request.headers.get("sec-fetch-site") != "same-origin" or (user is None and request.url.path == "/v1/accept"):
+        return JSONResponse({"title": "a page of another site, or no log-in"}, 403)
+    name = user or (request.client.host if request.client else "")
+    left, since = allowances.get(name, (BURST, now))
     left = min(BURST, left + RATE * (now - since)) - 1
-    allowances[user] = max(0.0, left), now
+    allowances[name] = max(0.0, left), now
     if left < 0:
         return JSONResponse({"title": "too many requests"}, 429, {"Retry-After": "1"})
     answer = await service.post(request.url.path, json={**await request.json(), "user": user})
     return Response(answer.content, answer.status_code, {"Content-Type": answer.headers["Content-Type"]})
 
 
-pages = StaticFiles(directory=Path(__file__).parent / "pages", packages=[("factorcell.service", "page")], html=True)
+pages = StaticFiles(directory="pages", packages=[("factorcell.service", "page")], html=True)
 forwarded = [Route(path, forward, methods=["POST"]) for path in ("/v1/complete", "/v1/accept")]
 app = Starlette(routes=[Route("/log-in", log_in, methods=["POST"]), *forwarded, Mount("/", pages)], lifespan=lifespan)
 app.add_middleware(SessionMiddleware, secret_key=os.environ["SECRET"])  # with HTTPS, add https_only=True

@@ -24,5 +24,6 @@ def shop_of(service: Service, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with listening(application(site)) as url:
         for name, value in {"KEY": key, "SECRET": "secret", "SERVICE": url}.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.chdir(SERVER.parent)
         app: ASGIApp = runpy.run_path(str(SERVER))["app"]
         yield app

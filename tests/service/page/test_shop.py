@@ -52,14 +52,20 @@ def test_pages_of_other_sites_are_refused(client: TestClient, service: Service, 
     assert service.show("ann") is None
 
 
-def test_a_visitor_who_is_not_logged_in_is_refused(client: TestClient) -> None:
-    assert client.post("/v1/complete", json={"query": "ab"}).status_code == 403
+def test_a_visitor_who_is_not_logged_in_gets_suggestions_and_teaches_nothing(
+    client: TestClient, service: Service
+) -> None:
+    service.accept("bob", "abba")
+    results = client.post("/v1/complete", json={"query": "ab", "user": "bob"}).json()["results"]
+    assert results
+    assert not any("history" in result["source"] for result in results)
+    assert client.post("/v1/accept", json={"text": "cab", "user": "bob"}).status_code == 403
     assert "/log-in" in client.get("/").text  # the page, with a link
 
 
 def test_a_forged_session_is_refused(client: TestClient) -> None:
     client.cookies.set("session", "eyJ1c2VyIjogImJvYiJ9.aaaa.aaaa")
-    assert client.post("/v1/complete", json={"query": "ab"}).status_code == 403
+    assert client.post("/v1/accept", json={"text": "cab"}).status_code == 403
 
 
 def test_the_rate_of_one_user_does_not_limit_another(client: TestClient) -> None:
@@ -88,7 +94,8 @@ def test_a_browser_logs_in_completes_and_learns(
     with shop_of(service, tmp_path, monkeypatch) as app, listening(app) as url:
         page = open_page(url)
         query(page).press_sequentially("ab")
-        page.get_by_text("Log in to get suggestions.").wait_for()
+        page.locator(OPTIONS).first.wait_for()
+        assert page.locator(".fc-source").count() == 0
         page.get_by_role("link").click()
         page.get_by_label("Name").fill("ann")
         page.get_by_role("button").click()

@@ -21,6 +21,7 @@
   const MAX_PAUSE = 30; // seconds
   const MAX_KEEPALIVE = 10_000; // characters of the longest text sent with `keepalive`, whose bytes browsers limit
   const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
+  const MIN_WIDTH = 280; // pixels of the list below a narrow input
   const MIN_ROOM = 200; // pixels; with less room below the input, the list opens above it if there is more room above
   // Characters that show nothing; the service removes most of them.
   const IGNORABLE = /[\p{Default_Ignorable_Code_Point}\0-\x08\x0E-\x1B\x7F-\x84\x86-\x9F\uFFF9-\uFFFB]/gu;
@@ -390,15 +391,16 @@
     #option(result, id) {
       const { messages } = this.#options;
       const [typed, rest] = splitAtPrefix(result.text, this.#shownPrefix);
-      const labels = result.source.split("+").map((source) =>
+      const shownSources = this.#options.sources ? result.source.split("+") : [];
+      const labels = shownSources.map((source) =>
         element("span", { class: "fc-source", "data-source": source }, messages.sources[source] ?? source));
       if (result.typos) labels.push(element("span", { class: "fc-typos" }, messages.typos(result.typos)));
       return element("div", { class: "fc-option", role: "option", id, "aria-selected": "false" },
         element("span", { class: "fc-text", dir: "auto" },
           element("span", { class: "fc-typed" }, escapeInvisible(typed)),
           element("span", { class: "fc-rest" }, escapeInvisible(rest))),
-        element("span", { class: "fc-from" },
-          element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...labels));
+        ...(labels.length ? [element("span", { class: "fc-from" },
+          element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...labels)] : []));
     }
 
     /** Place the list below the input, or above the input if there is more room. */
@@ -412,8 +414,9 @@
       const opensAbove = roomBelow < MIN_ROOM && roomAbove > roomBelow;
       const style = this.#popup.style;
       style.setProperty("--fc-font", getComputedStyle(this.#input).font);
-      style.left = `${bounds.left}px`;
-      style.width = `${bounds.width}px`;
+      const width = Math.max(bounds.width, Math.min(MIN_WIDTH, window.innerWidth - 16));
+      style.left = `${Math.max(0, Math.min(bounds.left, window.innerWidth - width - 8))}px`;
+      style.width = `${width}px`;
       style.top = opensAbove ? "auto" : `${bounds.bottom + 6}px`;
       style.bottom = opensAbove ? `${window.innerHeight - bounds.top + 6}px` : "auto";
       style.maxHeight = `${Math.max(80, opensAbove ? roomAbove : roomBelow)}px`;

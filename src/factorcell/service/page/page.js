@@ -45,6 +45,7 @@
 
   const box = attach($("query"), {
     context,
+    sources: true,
     deadline: 300, // milliseconds; the demo page has few users, so a long search does no harm
     key: client.key,
     onAccept: () => {
