@@ -196,7 +196,6 @@ def prepare(
         raise EmptyTableError(f"{table.name}: no rows")
     if schema is None and data_config.text not in table.columns:
         raise table.missing_column_error(data_config.text, (("text", "COLUMN"),), "to name the column of the texts")
-    is_unseen: dict[str, NDArray[np.bool_]] = {}  # for each category, whether training never saw the value of each text
 
     def read_corpus() -> Corpus:
         columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
@@ -204,7 +203,6 @@ def prepare(
             texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
             _read_chunks(table, data_config.text, texts, columns)
             text_fields = texts.corpus_fields(train=tokenizer is None)
-        is_unseen.update(columns.unseen_rows())
         return Corpus(**text_fields, **columns.corpus_fields(text_fields))
 
     if table.digest is None or schema is not None or not truncate:
@@ -213,7 +211,7 @@ def prepare(
         is_trained = tokenizer is not None or isinstance(text_tokenizer, PretrainedTokenizer)
         entry_name = _entry_name(table, config, text_tokenizer if is_trained else None)
         corpus = _cached_corpus(cache, entry_name, config, read_corpus)
-    report(*table_findings(corpus, table.name, is_unseen, unknown, optional, data_config.max_tokens))
+    report(*table_findings(corpus, table.name, data_config, None if schema is None else unknown, optional))
     if schema is not None:
         report(*number_findings(schema, corpus.numbers, table.name))
     return corpus

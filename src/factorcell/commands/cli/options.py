@@ -38,7 +38,6 @@ from factorcell.options.option_fields import (
 )
 
 if TYPE_CHECKING:
-    from factorcell.data.columns.schema import ContextSchema
     from factorcell.runs.run import Run
     from factorcell.training.plan import Budget
 
@@ -283,22 +282,10 @@ def parse_context_values(texts: Sequence[str], option: str = "--context") -> dic
     return values
 
 
-def report_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
-    """Report each value in the contexts that is rare, since the model reads all rare values alike."""
-    for variable in schema.categories:
-        column = variable.source_column
-        for value in dict.fromkeys(context[column] for context in contexts if column in context):
-            # The Bloom filter recognizes all rare values, and by coincidence a few other values.
-            if value not in variable.values and variable.may_be_rare(value):
-                reason = f"fewer than {variable.min_count} training texts have this value"
-                report(Finding("rare value", f"{column} {value!r} is rare ({reason}); read as the unknown value"))
-
-
 def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
-    """Raise a `UserError` if a context is invalid, and report each of their rare values."""
+    """Raise a `UserError` if a context is invalid."""
     for context in contexts:
         run.read([""], [context], unknown=unknown)
-    report_rare_values(run.schema, *contexts)
 
 
 def find_training_table(run: "Run", specified: Path | None, consequence: str) -> Path | None:

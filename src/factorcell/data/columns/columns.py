@@ -96,16 +96,6 @@ class ContextColumns:
             self.times += map(_seconds_or_first, chunk.get(self.config.time) or [None] * row_count)
         self.row_count += row_count
 
-    def unseen_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """Return whether training never saw the value of each row (rows,), for each category of a known schema."""
-        if self.schema is None:
-            return {}
-        return {
-            variable.name: reader.is_unseen(variable)
-            for reader, variable in zip(self.readers, self.schema.variables, strict=True)
-            if isinstance(reader, CategoryReader) and not (self.config.anonymous and reader.is_private)
-        }
-
     def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema.
 

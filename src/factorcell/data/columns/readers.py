@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from factorcell.config import DataConfig
 from factorcell.data.columns.context import Ragged
-from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, wave_parameters
+from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, wave_parameters
 from factorcell.data.columns.values import (
     MAX_FLOAT32,
     category_name,
@@ -217,14 +217,13 @@ class CategoryReader(ColumnReader):
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
         names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
         frequent_names = [name for name in names if count_by_name[name] >= min_count and name != UNKNOWN_VALUE]
-        rare_names = set(names).difference(frequent_names)
+        frequent_counts = [count_by_name[name] for name in frequent_names]
         return replace(
             self.declared_variable,
             values=(UNKNOWN_VALUE, *frequent_names),
-            counts=(sum(count_by_name[name] for name in rare_names), *(count_by_name[name] for name in frequent_names)),
-            rare_count=len(rare_names),
+            counts=(int(counts[1:].sum()) - sum(frequent_counts), *frequent_counts),
+            rare_count=len(names) - len(frequent_names),
             min_count=min_count,
-            rare_filter=bloom_filter(rare_names),
         )
 
     def encode(self, variable: Variable) -> NDArray[np.int32]:
@@ -233,39 +232,34 @@ class CategoryReader(ColumnReader):
         The index of rare and unseen values is 0, or -1 with the policy "expected".
 
         Raises:
-            UserError: The policy is "error", and training never saw one of the values.
+            UserError: The policy is "error", and one of the values is not a frequent value of training.
         """
         ids = self.all_values()
-        if self.unknown == "error" and (unseen_names := self._unseen_names(variable)):
-            raise self._unseen_value_error(unseen_names, ids, variable)
+        if self.unknown == "error":
+            self._check_values(ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
         # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
         final_indices = [MISSING, *(variable.index_by_value.get(name, other_index) for name in self.ids_by_name)]
         indices: NDArray[np.int32] = np.array(final_indices, dtype=np.int32)[ids]
         return indices
 
-    def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
-        """Return whether training never saw the value of each row (rows,)."""
-        return np.isin(self.all_values(), [self.ids_by_name[name] for name in self._unseen_names(variable)])
-
-    def _unseen_names(self, variable: Variable) -> list[str]:
-        """Return the values of the column that training never saw, in order of appearance."""
-        frequent, may_be_rare = variable.index_by_value, variable.may_be_rare
-        return [name for name in self.ids_by_name if not frequent.get(name) and not may_be_rare(name)]
-
-    def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
-        """Return the error about values that training never saw; it names the first of these values and its row."""
+    def _check_values(self, ids: NDArray[np.int32], variable: Variable) -> None:
+        """Raise `UserError` about values that training did not see or that were rare; it names the first one."""
+        unseen_names = [name for name in self.ids_by_name if not variable.index_by_value.get(name)]
+        if not unseen_names:
+            return
         first, values = unseen_names[0], variable.values[1:]
         is_unseen = np.isin(ids, [self.ids_by_name[name] for name in unseen_names])
-        others = f" (unseen values in {is_unseen.sum():,} of {len(ids):,} rows)" if is_unseen.sum() > 1 else ""
+        reason = "was never seen in training" + (" or is a rare value" if variable.rare_count else "")
+        others = f" (such values in {is_unseen.sum():,} of {len(ids):,} rows)" if is_unseen.sum() > 1 else ""
         name, hint, examples = "of this row", "", ""  # users are not named
         if not self.is_private:
             name, hint = repr(first), nearest_hint(first, values)
             similar = similar_names(first, values, 3) or values[:5]
             examples = f" ({', '.join(similar)}{', ...' if len(values) > len(similar) else ''})" if values else ""
-        problem = f"{name} was never seen in training{others}{hint}; training has {len(values):,} values{examples}"
+        problem = f"{name} {reason}{others}{hint}; the run has {len(values):,} values{examples}"
         error = self.error(int(is_unseen.argmax()) + 1, problem)
-        return UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
+        raise UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
 
 
 @dataclass(eq=False)
