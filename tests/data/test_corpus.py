@@ -20,7 +20,7 @@ from factorcell.data.tokenizers.bpe import PretrainedTokenizer
 from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.io import files
-from tests.findings import collected_findings, expected_finding
+from tests.findings import collected_findings, expected_finding, logged_progress
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import split
 
@@ -217,16 +217,31 @@ def test_a_damaged_cache_entry_is_replaced(table: Path, tmp_path: Path) -> None:
 def test_another_process_may_create_the_cache_entry_first(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, save, firsts = tmp_path / "cache", caching.save, list[Corpus]()
+    cache, write_entry, firsts = tmp_path / "cache", caching.write_entry, list[Corpus]()
 
-    def save_after_another_process(corpus: Corpus, partial: Path) -> None:
-        monkeypatch.setattr(caching, "save", save)
+    def write_after_another_process(corpus: Corpus, folder: Path) -> None:
+        monkeypatch.setattr(caching, "write_entry", write_entry)
         firsts.append(prepare(table, CONFIG, cache=cache))
-        save(corpus, partial)
+        write_entry(corpus, folder)
 
-    monkeypatch.setattr(caching, "save", save_after_another_process)
+    monkeypatch.setattr(caching, "write_entry", write_after_another_process)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
+
+
+def test_the_progress_of_a_text_file_is_that_of_its_bytes(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars, progress_bar = list[Any](), caching.progress_bar
+
+    def record_bar(**options: Any) -> Any:
+        bars.append(progress_bar(**options))
+        return bars[-1]
+
+    monkeypatch.setattr(caching, "progress_bar", record_bar)
+    with logged_progress():
+        prepare(table, CONFIG, cache=tmp_path / "cache")
+    assert [bar.n for bar in bars] == [bar.total for bar in bars] == [table.stat().st_size]
 
 
 def test_tables_that_are_read_with_a_schema_are_not_cached(table: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ The memory holds the texts of one chunk (`chunks.CHUNK_ROWS` rows) at a time. `T
 order of appearance and writes these provisional ids to a file. After the last text, it counts the tokens to build a
 vocabulary, and replaces each provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer
 of pieces cuts the token. An entry of the cache is a folder with the arrays of one table, which are memory-mapped when
-they are read, and a checksum of every file.
+they are read. It is complete, because it is written under another name and then renamed.
 """
 
 import errno
@@ -15,7 +15,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,9 +43,7 @@ from factorcell.io.progress import progress_bar
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
 CACHE_VERSION = 7  # part of the name of an entry, so that entries of other versions are not read
-CHECKSUMS_FILE = "complete"  # holds the checksums of all other files of an entry, and is written after them
 MAX_BYTES_IN_MEMORY = 1 << 26  # of the provisional ids of tokens; more are written to a temporary file
-MAX_PARTIAL_AGE = 24 * 60 * 60  # in seconds; older partial entries are removed
 
 
 class _ProvisionalIds(dict[str, int]):
@@ -219,8 +216,9 @@ def prepare(
 
 def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns) -> None:
     """Read all chunks of a table into `texts` and `columns`."""
+    total, unit = (table.row_count, "rows") if table.file is None else (table.file.size, "bytes")
     is_table = table.name != CONTEXTS
-    with progress_bar(total=table.row_count, desc="reading", unit="rows", unit_scale=True, show=is_table) as bar:
+    with progress_bar(total=total, desc="reading", unit=unit, unit_scale=True, show=is_table) as bar:
         for chunk in table.chunks([text_column, *columns.names]):
             chunk_texts = chunk[text_column]
             for row, text in enumerate(chunk_texts, columns.row_count + 1):
@@ -228,7 +226,7 @@ def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns:
                     raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
             columns.add(chunk, len(chunk_texts))
             texts.add(chunk_texts)
-            bar.update(len(chunk_texts))
+            bar.update(len(chunk_texts) if table.file is None else table.file.bytes_read - bar.n)
 
 
 def _cached_corpus(cache: str | Path | None, entry_name: str, config: Config, read: Callable[[], Corpus]) -> Corpus:
@@ -236,66 +234,42 @@ def _cached_corpus(cache: str | Path | None, entry_name: str, config: Config, re
     corpus = None
     try:
         folder = Path(cache or cache_folder()) / entry_name
-        if (cached := load(folder, config)) is not None:
+        if (cached := load_entry(folder, config)) is not None:
             return cached
         corpus = read()
-        _write_entry(corpus, folder, config)
-        return load(folder, config) or corpus
+        write_entry(corpus, folder)
+        return load_entry(folder, config) or corpus
     except OSError as error:
         reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
         report(Finding("no cache", f"the cache cannot be written ({reason}); the table is kept in memory"))
         return read() if corpus is None else corpus
 
 
-def _write_entry(corpus: Corpus, folder: Path, config: Config) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for partial_folder in folder.parent.glob("*.partial"):  # some may be of processes that were killed
-        with suppress(FileNotFoundError):
-            if time.time() - partial_folder.stat().st_mtime > MAX_PARTIAL_AGE:
-                shutil.rmtree(partial_folder, ignore_errors=True)
+def write_entry(corpus: Corpus, folder: Path) -> None:
+    """Write a cache entry; a damaged entry of the same name is replaced."""
     new_folder = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
-    new_folder.mkdir()
+    new_folder.mkdir(parents=True)
     try:
-        save(corpus, new_folder)
-        if load(folder, config) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # an existing entry is damaged
-            with suppress(OSError):  # renaming fails if another process has created the same entry meanwhile
-                new_folder.rename(folder)
+        for name, values in corpus.arrays().items():
+            np.save(new_folder / f"{name}.npy", values, allow_pickle=False)
+        for name, content in corpus.tokenizer.contents().items():
+            (new_folder / name).write_bytes(content)
+        (new_folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # renaming fails if another process has created the same entry meanwhile
+            new_folder.rename(folder)
     finally:
         shutil.rmtree(new_folder, ignore_errors=True)
 
 
-def save(corpus: Corpus, folder: Path) -> None:
-    """Write the files of a cache entry into `folder`."""
-    for name, values in corpus.arrays().items():
-        np.save(folder / f"{name}.npy", values, allow_pickle=False)
-    for name, content in corpus.tokenizer.contents().items():
-        (folder / name).write_bytes(content)
-    (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
-    checksums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
-    (folder / CHECKSUMS_FILE).write_text(json.dumps(checksums), encoding="utf-8")
-
-
-def checksum(path: Path) -> str:
-    """Return the BLAKE2b digest of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def load(folder: Path, config: Config) -> Corpus | None:
-    """Return the corpus of an entry, or None if the entry does not exist or is damaged."""
+def load_entry(folder: Path, config: Config) -> Corpus | None:
+    """Return the corpus of an entry, whose arrays are memory-mapped; None if it does not exist or is damaged."""
     try:
-        checksums = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
-        if any(checksum(folder / name) != expected_checksum for name, expected_checksum in checksums.items()):
-            return None
-        arrays = dict[str, NDArray[Any]]()
-        for name in checksums:
-            if name.endswith(".npy"):
-                mmap_mode: Any = None if "offsets" in name else "r"  # offsets are small; other arrays are memory-mapped
-                arrays[name.removesuffix(".npy")] = np.load(folder / name, mmap_mode=mmap_mode, allow_pickle=False)
-        schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
+        paths = folder.glob("*.npy")
+        arrays = {path.stem: np.load(path, None if "offsets" in path.name else "r") for path in paths}
+        schema = ContextSchema.load(folder / "schema.json")
         return Corpus.from_arrays(arrays, load_tokenizer(config, folder), schema)
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # errors of damaged files
+    except (OSError, EOFError, ValueError, TypeError, AttributeError):  # errors of damaged files
         return None
 
 

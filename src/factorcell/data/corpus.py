@@ -154,7 +154,8 @@ class Corpus:
 
         def part(name: str) -> Any:
             offsets = arrays.get(f"{name}.offsets")
-            return arrays.get(name) if offsets is None else Ragged(arrays[name], offsets)
+            values = arrays.get(name) if name == "originals" else arrays[name]
+            return values if offsets is None else Ragged(arrays[name], offsets)
 
         return cls(
             tokenizer=tokenizer,

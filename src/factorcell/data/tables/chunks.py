@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from factorcell.data.columns.values import to_float64
+from factorcell.data.tables.content import Content
 from factorcell.errors import CONTINUE_ANYWAY, UserError, nearest_hint
 from factorcell.io.escapes import escape_hidden
 
@@ -54,6 +55,7 @@ class Table:
         read: A function that receives column names and yields chunks of these columns.
         digest: A function that returns a digest of the file's content; None for a source in memory.
         row_count: The number of rows, if it is known without reading the source.
+        file: The file of a table whose number of rows is unknown; its bytes show the progress.
         header_hint: A likely mistake in the header, which errors about missing columns append to their message.
     """
 
@@ -62,6 +64,7 @@ class Table:
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
     digest: Callable[[], bytes] | None = None
     row_count: int | None = None
+    file: Content | None = None
     header_hint: str = ""
 
     def __post_init__(self) -> None:

@@ -36,8 +36,9 @@ class Content:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file")
         self.path, self.compression = path, compression
-        self.state = self._state()
-        if not path.stat().st_size:
+        self.state, self.size = self._state(), path.stat().st_size
+        self._file: io.BufferedReader | None = None  # the file that was opened last
+        if not self.size:
             raise UserError(f"{path}: the file is empty")
 
     def _state(self) -> tuple[int, ...]:
@@ -55,6 +56,7 @@ class Content:
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read ({error.strerror})") from None
         with file:
+            self._file = file
             self._check_unchanged()
             try:
                 yield file
@@ -62,6 +64,11 @@ class Content:
                 self._check_unchanged()  # a change of the file explains any other error
                 raise
             self._check_unchanged()
+
+    @property
+    def bytes_read(self) -> int:
+        """The number of bytes that the current reader, or the last one, has read; for a display of progress."""
+        return 0 if self._file is None else self.size if self._file.closed else self._file.tell()
 
     def _check_unchanged(self) -> None:
         if self._state() != self.state:
