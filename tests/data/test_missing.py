@@ -75,13 +75,13 @@ def test_a_notice_counts_the_texts_with_values_that_training_did_not_see() -> No
     options: dict[str, Any] = {"config": config, "tokenizer": corpus.tokenizer, "schema": corpus.schema}
     grouped, notices = read(rows, **options)
     assert grouped.categories.tolist() == [[1, 1], [0, 1], [0, 1], [0, 0], [-1, 0]]
-    problem = "in-memory table: unseen or rare values in 4 of 5 texts (city 2, land 2)"
+    problem = "in-memory table: unseen or rare values in 4 of 5 texts (city 3, land 2)"
     assert notices == [
         f"{problem}, read as the unknown value (--unknown group)",
         "in-memory table: an empty context column in 1 of 5 texts (city 1), read as the expected value of the column",
     ]
     assert read(rows, **options, unknown="expected")[1] == [
-        "in-memory table: missing, unseen or rare values in 4 of 5 texts (city 3, land 2), "
+        "in-memory table: missing, unseen or rare values in 4 of 5 texts (city 4, land 2), "
         "read as the expected value of the column"
     ]
     assert read(rows[:1], **options)[1] == []

@@ -269,7 +269,7 @@ def load_entry(folder: Path, config: Config) -> Corpus | None:
         arrays = {path.stem: np.load(path, None if "offsets" in path.name else "r") for path in paths}
         schema = ContextSchema.load(folder / "schema.json")
         return Corpus.from_arrays(arrays, load_tokenizer(config, folder), schema)
-    except (OSError, EOFError, ValueError, TypeError, AttributeError):  # errors of damaged files
+    except (OSError, EOFError, ValueError, LookupError, TypeError):  # errors of damaged files
         return None
 
 

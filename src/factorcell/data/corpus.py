@@ -7,9 +7,9 @@ of the vocabulary.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this m
 BLOCK_TOKENS = 1 << 24  # number of tokens that are counted at once
 # 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-ARRAYS = ("tokens", "offsets", "categories", "numbers", "users", "originals", "spellings")  # fields of a `Corpus`
+ARRAYS = ("tokens", "offsets", "categories", "numbers", "users")  # fields of a `Corpus`
 SPELLING_END = b"\xff"  # follows each token in `Corpus.spellings`; UTF-8 never contains this byte
 
 
@@ -137,7 +137,7 @@ class Corpus:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return all arrays by their names in files; `from_arrays` is the inverse function."""
-        parts: dict[str, Any] = {name: getattr(self, name) for name in ARRAYS}
+        parts: dict[str, Any] = {name: getattr(self, name) for name in (*ARRAYS, "originals", "spellings")}
         for kind, parts_of_kind in (("vectors", self.vectors), ("words", self.words), ("prompts", self.prompts)):
             parts |= {f"{kind}.{index}": part for index, part in enumerate(parts_of_kind)}
         arrays = dict[str, NDArray[Any]]()
@@ -152,18 +152,18 @@ class Corpus:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], tokenizer: Tokenizer, schema: ContextSchema) -> "Corpus":
         """Return the corpus of a table from the arrays that `arrays` returned."""
 
-        def part(name: str) -> Any:
-            offsets = arrays.get(f"{name}.offsets")
-            values = arrays.get(name) if name == "originals" else arrays[name]
-            return values if offsets is None else Ragged(arrays[name], offsets)
+        def lists(name: str) -> Ragged:
+            return Ragged(arrays[name], arrays[f"{name}.offsets"])
 
         return cls(
             tokenizer=tokenizer,
             schema=schema,
-            vectors=tuple(part(f"vectors.{index}") for index in range(len(schema.vectors))),
-            words=tuple(part(f"words.{index}") for index in range(len(schema.texts))),
-            prompts=tuple(part(f"prompts.{index}") for index in range(len(schema.prompts))),
-            **{name: part(name) for name in ARRAYS},
+            vectors=tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
+            words=tuple(lists(f"words.{index}") for index in range(len(schema.texts))),
+            prompts=tuple(lists(f"prompts.{index}") for index in range(len(schema.prompts))),
+            originals=arrays.get("originals"),
+            spellings=lists("spellings"),
+            **{name: arrays[name] for name in ARRAYS},
         )
 
     def context(self, rows: NDArray[np.int64]) -> Context:
@@ -326,9 +326,7 @@ def _split_batches(
 def original_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
     """Return the size in bytes of UTF-8 and a 64-bit digest of each text (rows, 2)."""
     encoded_texts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    digests = b"".join(hashlib.blake2b(encoded, digest_size=8).digest() for encoded in encoded_texts)
-    sizes = np.array([*map(len, encoded_texts)], np.uint64)
-    return np.stack([sizes, np.frombuffer(digests, "<u8")], axis=1)  # little-endian on every machine
+    return np.stack([np.array([*map(len, encoded_texts)], np.uint64), _digests(encoded_texts)], axis=1)
 
 
 def originals_key(originals: NDArray[np.uint64]) -> str:
@@ -386,23 +384,13 @@ def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift:
 
 
 def text_hashes(corpus: Corpus) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
-    hashes = _hash_rows(corpus.tokens, corpus.offsets)
-    if corpus.spellings is not None:
-        hashes = hashes * HASH_MULTIPLIER + _hash_rows(corpus.spellings.values, corpus.spellings.offsets)
-    return hashes
+    """Return a 64-bit digest of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
+    lists = [Ragged(np.asarray(corpus.tokens), corpus.offsets), *filter(None, [corpus.spellings])]
+    columns = [[values[begin:end].tobytes() for begin, end in pairwise(offsets.tolist())] for values, offsets in lists]
+    return _digests(map(b"".join, zip(*columns, strict=True)))
 
 
-def _hash_rows(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the sum of (value + 1) * multiplier^position of each row (B,), modulo 2^64; 0 for an empty row."""
-    sizes = np.diff(offsets)
-    powers = np.cumprod(np.full(int(sizes.max(initial=1)), HASH_MULTIPLIER))
-    hashes = np.zeros(len(sizes), dtype=np.uint64)
-    block_count = 1 + len(values) // BLOCK_TOKENS
-    for rows in np.array_split(np.flatnonzero(sizes), block_count):
-        if len(rows):
-            starts = offsets[rows] - offsets[rows[0]]
-            block = np.asarray(values[offsets[rows[0]] : offsets[rows[-1] + 1]])
-            positions = np.arange(len(block)) - np.repeat(starts, sizes[rows])
-            hashes[rows] = np.add.reduceat((block.astype(np.uint64) + np.uint64(1)) * powers[positions], starts)
-    return hashes
+def _digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return a 64-bit digest of each item."""
+    digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return np.frombuffer(digests, "<u8")  # little-endian on every machine

@@ -36,9 +36,13 @@ def table_findings(
         by_name = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name)
         return f"{total:,} of {len(corpus):,} texts" + (f" ({by_name})" if by_name else "")
 
-    schema, private = corpus.schema, config.user if config.anonymous else ""
-    categories = [(variable, corpus.categories[:, index]) for index, variable in enumerate(schema.categories)]
-    is_unseen = {variable.name: ids == 0 for variable, ids in categories if variable.source_column != private}
+    schema, is_anonymous = corpus.schema, config.anonymous and unknown is not None  # then no user is known
+    categories = [
+        (variable, corpus.categories[:, index])
+        for index, variable in enumerate(schema.categories)
+        if not (is_anonymous and variable.source_column == config.user)
+    ]
+    is_unseen = {variable.name: ids == 0 for variable, ids in categories}
     if unknown == "group" and (counts := format_counts(is_unseen)):
         text = f"unseen or rare values in {counts}, read as the unknown value (--unknown group)"
         yield Finding("unseen values", f"{table_name}: {text}")

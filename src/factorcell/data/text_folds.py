@@ -71,12 +71,16 @@ _REGIONAL_LETTERS = regex.compile(
 )
 _REGIONAL_A = ord("\N{REGIONAL INDICATOR SYMBOL LETTER A}")
 _DIGIT_MARKS = regex.compile(r"(?<=[0-9])\p{M}++")
-_COLON = regex.compile("[ː˸։׃܃܄᛬᠄⁚∶⦂꞉︰]")
-_APOSTROPHE = regex.compile("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳ꞌ＇]")
-_QUOTATION_MARK = regex.compile(r"[\p{Quotation_Mark}--\p{ASCII}]", regex.V1)
-_DASH = regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}\N{HEAVY MINUS SIGN}]", regex.V1)
+# Patterns of characters, and the form of such a character; the first pattern that matches decides.
+_FORMS = [
+    (_UNSEEN, ""),
+    (regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}\N{HEAVY MINUS SIGN}]"), "-"),
+    (regex.compile(r"\N{BRAILLE PATTERN BLANK}"), " "),
+    (regex.compile("[ː˸։׃܃܄᛬᠄⁚∶⦂꞉︰]"), ":"),
+    (regex.compile("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳ꞌ＇]"), "'"),
+    (regex.compile(r"[\p{Quotation_Mark}--\p{ASCII}]", regex.V1), '"'),
+]
 MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
-_BLANK = regex.compile(r"\N{BRAILLE PATTERN BLANK}")
 _FRACTION = regex.compile(r"\p{Decomposition_Type=Fraction}")
 # Also a pattern of the library `tokenizers`, whose lookbehinds contain no repetition
 FINAL_SIGMA = regex.compile(r"(?<=\p{Greek}|\p{Greek}\p{M}|\p{Greek}\p{M}\p{M})σ(?!\p{M}*\p{L})")
@@ -167,16 +171,7 @@ class _LookAlikes(dict[int, str]):
         return form
 
     def _form(self, character: str) -> str:
-        if _UNSEEN.match(character):
-            return ""
-        for pattern, form in (
-            (_DASH, "-"),
-            (_BLANK, " "),
-            (_COLON, ":"),
-            (_APOSTROPHE, "'"),
-            (_QUOTATION_MARK, '"'),
-            (_FRACTION, character),
-        ):
+        for pattern, form in (*_FORMS, (_FRACTION, character)):
             if pattern.match(character):
                 return form
         plain = _LINE.sub("", unicodedata.normalize("NFD", character))
