@@ -1,10 +1,9 @@
 """Convert a table to a corpus: read it in chunks, tokenize its texts, and cache the arrays of training tables.
 
-The memory holds the texts of one chunk (`chunks.CHUNK_ROWS` rows) at a time. `TokenizedTexts` numbers their tokens in
-order of appearance and writes these provisional ids to a file. After the last text, it counts the tokens to build a
-vocabulary, and replaces each provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer
-of pieces cuts the token. An entry of the cache is a folder with the arrays of one table, which are memory-mapped when
-they are read. It is complete, because it is written under another name and then renamed.
+`TokenizedTexts` numbers the tokens in order of appearance. After the last text, it counts them to build a vocabulary,
+and replaces each provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer of pieces
+cuts the token. An entry of the cache is a folder with the arrays of one table, which are memory-mapped when they are
+read. It is complete, because it is written under another name and then renamed.
 """
 
 import errno
@@ -14,10 +13,9 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +41,6 @@ from factorcell.io.progress import progress_bar
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
 CACHE_VERSION = 7  # part of the name of an entry, so that entries of other versions are not read
-MAX_BYTES_IN_MEMORY = 1 << 26  # of the provisional ids of tokens; more are written to a temporary file
 
 
 class _ProvisionalIds(dict[str, int]):
@@ -55,20 +52,20 @@ class _ProvisionalIds(dict[str, int]):
 
 
 class TokenizedTexts:
-    """Collects the tokenized texts of a table, and writes their provisional ids into the open file `id_file`.
+    """Collects the tokenized texts of a table.
 
     A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token. With `max_tokens`
     None, texts are not cut.
     """
 
-    def __init__(self, id_file: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
-        self.id_file, self.tokenizer, self.max_tokens = id_file, tokenizer, max_tokens
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        self.tokenizer, self.max_tokens = tokenizer, max_tokens
         self.id_by_token = _ProvisionalIds()
         # Counts of the tokens after the cuts, by provisional id: these tokens are not stored, but they count for the
         # vocabulary.
         self.cut_counts = Counter[int]()
-        # For each chunk, the number of stored tokens of each text, including its start and end tokens
-        self.chunk_sizes = list[NDArray[np.int64]]()
+        # For each chunk, the provisional ids of its texts, and the number of ids of each text
+        self.chunks = deque[tuple[NDArray[np.uint32], NDArray[np.int64]]]()
         self.originals = list[NDArray[np.uint64]]()
 
     def add(self, texts: Sequence[str]) -> None:
@@ -85,8 +82,7 @@ class TokenizedTexts:
                 ids.extend(map(id_of, tokens[: self.max_tokens]))
                 self.cut_counts.update(map(id_of, tokens[self.max_tokens :]))
             sizes.append(len(ids) - begin)
-        self.id_file.write(np.array(ids, dtype=np.uint32).tobytes())
-        self.chunk_sizes.append(np.array(sizes, dtype=np.int64))
+        self.chunks.append((np.array(ids, dtype=np.uint32), np.array(sizes, dtype=np.int64)))
         if self.tokenizer.is_lossless:
             self.originals.append(original_texts([self.tokenizer.normalize(text) for text in texts]))
 
@@ -106,7 +102,8 @@ class TokenizedTexts:
         byte_counts, spelled_bytes = np.array([*map(len, spellings)]) * is_unknown, list[bytes]()
         dtype: Any = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
         tokens, sizes, spelled_sizes = list[NDArray[Any]](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
-        for ids, chunk_sizes in self._chunks():
+        while self.chunks:  # each chunk is removed to free its memory
+            ids, chunk_sizes = self.chunks.popleft()
             chunk_tokens, final_sizes = self._replace(ids, chunk_sizes, final_ids)
             tokens.append(chunk_tokens.astype(dtype))
             sizes.append(final_sizes)
@@ -136,17 +133,10 @@ class TokenizedTexts:
         positions = np.arange(len(pieces.values)) - np.repeat(np.cumsum(whole_sizes) - whole_sizes, whole_sizes)
         return pieces.values[positions < max_size], np.minimum(whole_sizes, max_size)
 
-    def _chunks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
-        """Yield the provisional ids of the texts of each chunk, and the number of ids of each text."""
-        self.id_file.seek(0)
-        for sizes in self.chunk_sizes:
-            content = self.id_file.read(int(sizes.sum()) * np.dtype(np.uint32).itemsize)
-            yield np.frombuffer(content, dtype=np.uint32), sizes
-
     def _count_tokens(self) -> dict[str, int]:
         """Return how often each token occurs in all texts, including the parts after cuts."""
         counts = np.zeros(len(self.id_by_token) + END + 1, dtype=np.int64)
-        for ids, _ in self._chunks():
+        for ids, _ in self.chunks:
             counts += np.bincount(ids, minlength=len(counts))
         for token_id, count in self.cut_counts.items():
             counts[token_id] += count
@@ -196,10 +186,9 @@ def prepare(
 
     def read_corpus() -> Corpus:
         columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
-        with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as id_file:
-            texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
-            _read_chunks(table, data_config.text, texts, columns)
-            text_fields = texts.corpus_fields(train=tokenizer is None)
+        texts = TokenizedTexts(text_tokenizer, data_config.max_tokens if truncate else None)
+        _read_chunks(table, data_config.text, texts, columns)
+        text_fields = texts.corpus_fields(train=tokenizer is None)
         return Corpus(**text_fields, **columns.corpus_fields(text_fields))
 
     if table.digest is None or schema is not None or not truncate:

@@ -167,20 +167,6 @@ class NumberReader(ColumnReader):
         )
 
 
-class _ValueIds(dict[Any, int]):
-    """Provisional ids of the values of one Python type: one id per category name, and 0 for missing values."""
-
-    def __init__(self, ids_by_name: dict[str, int]) -> None:
-        super().__init__()
-        self.ids_by_name = ids_by_name
-
-    def __missing__(self, value: Any) -> int:
-        if is_missing(value):
-            return 0
-        self[value] = provisional_id = self.ids_by_name.setdefault(category_name(value), len(self.ids_by_name) + 1)
-        return provisional_id
-
-
 @dataclass(eq=False)
 class CategoryReader(ColumnReader):
     """Reads a column of categories.
@@ -194,14 +180,15 @@ class CategoryReader(ColumnReader):
     ids_by_name: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        # Each type of values has its own dict, because True, 1 and 1.0 are the same key in Python.
-        self.ids_by_type: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.ids_by_name))
+        # The type is a part of the key, because True, 1 and 1.0 are the same key in Python.
+        self.id_by_value = dict[tuple[type, Any], int]()
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         ids = list[int]()
         for row, value in zip(rows, values, strict=True):
             try:
-                ids.append(self.ids_by_type[type(value)][value])
+                value_id = self.id_by_value.get((type(value), value))
+                ids.append(self._new_id(value) if value_id is None else value_id)
             except UserError as error:
                 raise UserError(f"{self.table_name} row {row}: {self.column}: {error.message}") from None
             except TypeError:
@@ -209,6 +196,13 @@ class CategoryReader(ColumnReader):
                 hint = f" (for vectors, use {self.column}:vector)" if is_list else ""
                 raise self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}") from None
         self.chunk_arrays.append(np.array(ids, dtype=np.int32))
+
+    def _new_id(self, value: Any) -> int:
+        if is_missing(value):
+            return 0
+        value_id = self.ids_by_name.setdefault(category_name(value), len(self.ids_by_name) + 1)
+        self.id_by_value[type(value), value] = value_id
+        return value_id
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
