@@ -45,7 +45,7 @@ def tiny_tokenizer(has_whole_words: bool = False) -> BpeTokenizer:
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(["<s>", "<unk>", "</s>"])
     ids = [library.get_vocab()[name] for name in ("<unk>", "<s>", "</s>")]
-    return BpeTokenizer.from_library(library, Specials(*ids))
+    return BpeTokenizer(BpeOptions(), library, Specials(*ids))
 
 
 def make_pieces(folder: Path, seed: int = 0, has_whole_words: bool = False, **options: Any) -> Run:

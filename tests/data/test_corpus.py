@@ -19,6 +19,7 @@ from factorcell.data.tokenizers.bpe import PretrainedTokenizer
 from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.io.progress import progress_bar
 from tests.findings import collected_findings, expected_finding, logged_progress
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import split
@@ -231,7 +232,7 @@ def test_another_process_may_create_the_cache_entry_first(
 def test_the_progress_of_a_text_file_is_that_of_its_bytes(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bars, progress_bar = list[Any](), caching.progress_bar
+    bars = list[Any]()
 
     def record_bar(**options: Any) -> Any:
         bars.append(progress_bar(**options))

@@ -20,14 +20,14 @@ A CVV may have 3 digits, and after the French "mot de passe" a value needs no li
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import regex
 
 from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 from factorcell.options import limits
 
-Match = regex.Match[str]
+Match: TypeAlias = "regex.Match[str]"
 
 MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 MIN_PHONE_DIGITS, MAX_PHONE_DIGITS = 8, 15  # maximum of ITU-T E.164

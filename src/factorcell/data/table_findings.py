@@ -52,8 +52,9 @@ def table_findings(
     if table_name == CONTEXTS:
         return
     masks = [(variable, ids == MISSING) for variable, ids in categories]
-    masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
-    masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
+    if unknown != "expected":
+        masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
+        masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
     is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
     if counts := format_counts(is_missing):
         problem = "missing, unseen or rare values" if unknown == "expected" else "an empty context column"

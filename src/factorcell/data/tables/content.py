@@ -7,6 +7,7 @@ cache key, and to read its rows. If the file changes between or during these rea
 import hashlib
 import io
 import lzma
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +38,7 @@ class Content:
             raise UserError(f"{path}: there is no such file")
         self.path, self.compression = path, compression
         self.state, self.size = self._state(), path.stat().st_size
-        self._file: io.BufferedReader | None = None  # the file that was opened last
+        self._file: weakref.ref[io.BufferedReader] | None = None  # the file that was opened last
         if not self.size:
             raise UserError(f"{path}: the file is empty")
 
@@ -56,7 +57,7 @@ class Content:
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read ({error.strerror})") from None
         with file:
-            self._file = file
+            self._file = weakref.ref(file)
             self._check_unchanged()
             try:
                 yield file
@@ -68,7 +69,8 @@ class Content:
     @property
     def bytes_read(self) -> int:
         """The number of bytes that the current reader, or the last one, has read; for a display of progress."""
-        return 0 if self._file is None else self.size if self._file.closed else self._file.tell()
+        file = None if self._file is None else self._file()
+        return self.size if file is None or file.closed else file.tell()
 
     def _check_unchanged(self) -> None:
         if self._state() != self.state:

@@ -264,11 +264,6 @@ class BpeTokenizer(Tokenizer):
         trained.pre_tokenizer = pre_tokenizer
         return type(self)(self.options, trained)
 
-    @classmethod
-    def from_library(cls, library_tokenizer: "tokenizers.Tokenizer", specials: Specials) -> Self:
-        """Return the tokenizer of a pretrained model, which is a `tokenizers.Tokenizer`, with these special ids."""
-        return cls(BpeOptions(), library_tokenizer, specials)
-
     def contents(self) -> dict[str, bytes]:
         """Return the content of each file: the tokenizer of the library, and the names of the special tokens."""
         names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self._specials, strict=True)}
