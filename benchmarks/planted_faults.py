@@ -41,12 +41,10 @@ FAULTS = [
     Fault(
         "training/schedule.py", "SLOWDOWN_WINDOW * self.max_seconds", "self.max_seconds", "training/test_schedule.py"
     ),
-    Fault("training/shared_targets.py", "self.is_learned[targets] & is_target", "self.is_learned[targets]", "training"),
+    Fault("training/trainer.py", "batch.tokens.device) & batch.mask()", "batch.tokens.device)", "training"),
     Fault("training/rules.py", "passes = PASSES_PER_PRESET[preset] * ", "passes = 2 * ", "training/test_rules.py"),
     Fault("ngram/ngram.py", "2 - 3 * y * threes / twos", "2 - 2 * y * threes / twos", "evaluation/test_ngram.py"),
-    Fault(
-        "ngram/count_models.py", "np.minimum(counts.counts, 3)]", "np.minimum(counts.counts, 2)]", "nn/test_mixture.py"
-    ),
+    Fault("ngram/count_models.py", "suffixes)] = predecessors", "suffixes)] += predecessors", "nn/test_mixture.py"),
     Fault("evaluation/bayes_rule.py", "BINS = 15 ", "BINS = 14 ", "evaluation"),
     Fault("evaluation/classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
     Fault(

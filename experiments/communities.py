@@ -113,7 +113,7 @@ def measure(run: Run, tables: Tables) -> Measurement:
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
     best = best_ngram(config, tables, folder)
-    figures = {"order": len(best.grams), "by": perplexity_by_community(best, tables), "nearest": {}}
+    figures = {"order": len(best.orders), "by": perplexity_by_community(best, tables), "nearest": {}}
     return measure_scorer(best, tables) | Measurement(figures)
 
 

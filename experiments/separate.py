@@ -12,9 +12,7 @@ All runs are unadapted and have the same vocabulary, so their perplexities are c
 import argparse
 import logging
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,7 @@ from factorcell.training.fit import (
     write_training_facts,
 )
 from factorcell.training.mixture import MixedModels
-from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan, unspecified_options
-from factorcell.training.schedule import TimeLimit
+from factorcell.training.rules import SpecifiedOptions, add_options, plan, resumed_config, unspecified_options
 
 SHARED = 0  # index of the unknown value in the schema, and of the run trained on all texts
 
@@ -57,11 +54,11 @@ def separate_models(mixture: MixedModels) -> list[Run]:
 def separate(
     source: Any,
     dev: Any,
-    config: ConfigLike,
+    config: Config | SpecifiedOptions,
     folder: str | Path,
     *,
     by: str,
-    budget: Budget | None = None,
+    preset: str | None = None,
     resume: bool = False,
 ) -> MixedModels:
     """Train an unadapted run on all texts, and one on the texts of each value of a column.
@@ -73,7 +70,7 @@ def separate(
             chosen from the texts of each value.
         folder: The folder that will contain the run folders.
         by: The column whose values get separate runs, except values with fewer than `min_context_count` texts.
-        budget: The time or work of each training.
+        preset: The number of passes of each training, as in `fit`.
         resume: Whether to resume stopped trainings in `folder`.
 
     Returns:
@@ -86,8 +83,9 @@ def separate(
     is_resumable = resume and not (folder / CONFIG).exists()
     if not is_resumable and not files.is_new(folder, initial_files()):
         raise files.folder_exists_error(folder, resumable=True)
-    options = _unadapted_options(config, by)
-    base_config = config_with_defaults(options)
+    specified = config.to_dict() if isinstance(config, Config) else config
+    user, options = Config.from_dict(specified).data.user, _unadapted_options(specified, by)
+    base_config = Config.from_dict(options)
     corpus, dev_corpus = read_corpora(source, dev, base_config)
     values = corpus.schema.variable(by).values
     if len(values) == 1:
@@ -100,18 +98,16 @@ def separate(
             train_texts, dev_texts = _texts_of(corpus, index), _texts_of(dev_corpus, index)
             if not len(dev_texts):
                 train_texts, dev_texts = train_texts.split(HELD_OUT_SHARE, base_config.training.seed)
-            limit = None
             if should_resume:
                 run = Run.open(path, trained=False)
-                prepare_to_resume(run, resumed_plan(options, run.config).config, corpus)
+                prepare_to_resume(run, resumed_config(options, run.config), corpus)
             else:
-                value_plan = plan(options, train_texts, dev_texts, budget)
-                limit = TimeLimit.of_command(value_plan.minutes, perf_counter())
-                run = Run.create(path, value_plan.config, corpus.tokenizer, corpus.schema)
+                run_config = plan(options, train_texts, dev_texts, preset=preset)
+                run = Run.create(path, run_config, corpus.tokenizer, corpus.schema)
             if not _is_trained(path):
-                value_name = f"user {index}" if by == config_with_defaults(config).data.user else value
+                value_name = f"user {index}" if by == user else value
                 LOG.info("%s -> %s", "all texts" if index == SHARED else value_name, path)
-                train_and_log(run, train_texts, dev_texts, resume=should_resume, limit=limit)
+                train_and_log(run, train_texts, dev_texts, resume=should_resume)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
                 facts = save_other_models(run, train_texts, dev_texts)
                 chosen = unspecified_options(options)
@@ -123,15 +119,11 @@ def separate(
     return mixture
 
 
-def _unadapted_options(config: ConfigLike, by: str) -> ConfigLike:
+def _unadapted_options(specified: SpecifiedOptions, by: str) -> SpecifiedOptions:
     """Return the options for a model without adaptation and mixture, with `by` as the only context column."""
     adapt, output_bias = MODELS["unadapted"]
-    data: dict[str, Any] = {"context": (f"{by}:category",), "user": "", "time": ""}
-    model: dict[str, Any] = {"adapt": adapt, "output_bias": output_bias}
-    sections = {"data": data, "model": model, "training": {"ngram_mixture": False}}
-    if isinstance(config, Mapping):
-        return {**config, **{name: {**config.get(name, {}), **options} for name, options in sections.items()}}
-    return config_with_defaults(config).with_options(**data, **model, ngram_mixture=False)
+    data = {"context": (f"{by}:category",), "user": "", "time": ""}
+    return add_options(specified, {**data, "adapt": adapt, "output_bias": output_bias, "ngram_mixture": False})
 
 
 def _texts_of(corpus: Corpus, index: int) -> Corpus:
@@ -156,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        config: ConfigLike = Config.of(config=options.config) if options.config else {}
+        config: Config | SpecifiedOptions = Config.of(config=options.config) if options.config else {}
         separate(options.train, options.dev, config, options.out, by=options.by, resume=options.resume)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

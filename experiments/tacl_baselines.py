@@ -151,7 +151,7 @@ def labelled_table(tables: Tables, part: str) -> Path:
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
     best = best_ngram(config, tables, folder)
-    return Measurement({"order": len(best.grams)}) | measure_scorer(best, tables)
+    return Measurement({"order": len(best.orders)}) | measure_scorer(best, tables)
 
 
 def tokenizer_of(config: Config, tables: Tables) -> Tokenizer:

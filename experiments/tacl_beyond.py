@@ -51,7 +51,7 @@ def measure_ensemble(
     models: list[Run | NGram] = [*runs, *([best_ngram(config, tables, folder)] if ngram else [])]
     ensemble = MixedModels(folder, models)
     if ngram:
-        ensemble = ensemble.fit(ensemble.prepare(tables["dev"], unknown="group"))
+        ensemble.fit(ensemble.prepare(tables["dev"], unknown="group"))
     row = {"weights": ensemble.weights[0].tolist(), "parameters": sum(run.model.parameter_count() for run in runs)}
     measured = Measurement(row) | measure_scorer(ensemble, tables) | measure_target(ensemble, runs[0], tables, name)
     if not ngram or len(runs) > 1:

@@ -154,5 +154,5 @@ def with_ngrams(run: Run, texts: Sequence[str] = ("abc", "cab", "ba", "abac")) -
     corpus = run.read(texts, [{}] * len(texts))
     ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 3))
     counts = CountModels(ngram, None, (), (NGRAM,))
-    run.mixture = Mixture.of_run(run.model, run.schema, counts, np.tile([0.6, 0.4], (counts.length_count, 1)))
+    run.mixture = Mixture(run.model, run.schema, counts, np.tile([0.6, 0.4], (counts.length_count, 1)))
     return run

@@ -23,7 +23,6 @@ from factorcell.options.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, pl
 from factorcell.options.option_fields import OPTION_KINDS, option_fields
 from factorcell.sklearn import ContextClassifier
 from factorcell.training.fit import train_run
-from factorcell.training.plan import Budget
 from tests.small_runs import ROWS
 
 INTEGERS = (np.int64, np.int32, np.uint32, np.array, torch.tensor)
@@ -153,7 +152,7 @@ def test_arguments_are_none_only_if_they_are_optional(name: str) -> None:
 
 
 OPTIONS: list[Any] = [
-    *(GenerationOptions(seconds=1.0, width=3, banned=("a",)), Budget(2.0, "good")),
+    GenerationOptions(seconds=1.0, width=3, banned=("a",)),
     *(LearningRule(), ContextConfig(target_modules=("q_proj",))),
 ]
 

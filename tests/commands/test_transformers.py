@@ -134,7 +134,7 @@ def test_a_command_that_writes_works(words: str, capfd: pytest.CaptureFixture[st
         ("generate pretrained --each city --ban sea", "cuts a word into pieces that other words contain"),
         ("mix pretrained new --dev texts.csv --out mixed", "cannot mix models with different vocabularies"),
         (f"generate pretrained --max-tokens {MAX_POSITIONS + 9} --min-tokens {MAX_POSITIONS + 9}", "expected at least"),
-        ("finetune pretrained texts.csv --out tuned --train backbone", "because its base is frozen"),
+        ("finetune pretrained texts.csv --out tuned --train backbone", "has no part 'backbone' that can be trained"),
         ("finetune trained texts.csv --out tuned --train projection", "has no part 'projection'"),
     ],
 )

@@ -227,6 +227,8 @@ def test_plain_uses_the_context_but_not_the_user(tmp_path: Path) -> None:
     completer = Completer(run)
     of_users, of_cities = (open_systems(run, ["plain"], user_column=column)["plain"] for column in ("user", "city"))
     assert of_users("ab", ROW, History(), None) == completer.complete("ab", context={"city": "Nice"})
+    other_user = User.new(make_letters(data=CITY, seed=7))  # learned by another run, which distinguishes users
+    assert of_users("ab", ROW, History(), other_user) == of_users("ab", ROW, History(), None)
     assert of_cities("ab", ROW, History(), None) == completer.complete("ab")
     assert (context_columns(run, "user"), context_columns(run, "city")) == (["city"], [])
     assert of_users("a" * 12, ROW, History(), None) == []

@@ -32,6 +32,21 @@ def folder(tmp_path: Path) -> Path:
     return run.folder
 
 
+def test_largest_gains_agree_with_the_nats_of_the_model(folder: Path) -> None:
+    run = Run.open(folder)
+    user, texts = User.new(run), ["abc", "abba", "cab", "b"]
+    for _ in range(4):
+        user = learn_one(run, user, "abab")
+    learner = Learner(run)
+    gains = learner.largest_gains(user, texts, 4)
+    before, after = learner.nats(learner.unknown_vector[None], texts), learner.nats(user.vector[None], texts)
+    rises = dict(zip(texts, before - after, strict=True))
+    assert [text for text, _ in gains] == sorted(texts, key=lambda text: -rises[text])
+    assert [nats for _, nats in gains] == pytest.approx([rises[text] for text, _ in gains], abs=1e-5)
+    assert learner.largest_gains(user, texts, 2) == gains[:2]
+    assert learner.largest_gains(user, []) == []
+
+
 def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["complete", str(folder), "a", "--threads", "1"]
     assert (
@@ -54,8 +69,10 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     )
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["text", "share", "source", "probability", *INDICATORS]
-    assert len(lines) == 3
-    scores = [sum(map(float, line.split()[4:])) for line in lines]
+    scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
+    assert lines[3] == ""
+    assert {line.split()[0] for line in lines[6:]} == {"abba", "cab"}, "abc is less probable with this history"
+    assert all(float(line.split()[1]) > 0 for line in lines[6:])
     assert scores == sorted(scores, reverse=True)
     assert main([*command, "--history", "acca", "--history", "b", "--explain", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -113,5 +113,5 @@ def test_counts_of_another_vocabulary_are_an_error(tmp_path: Path, size: int, va
     run = make_run(tmp_path / "run")
     assert len(run.tokenizer) == 10
     files.save_tensors(run.folder / UNIGRAMS, {"counts": torch.full((size,), value)}, {})
-    with pytest.raises(UserError, match=r"unigrams\.safetensors: expected a count for each token"):
+    with pytest.raises(UserError, match=r"unigrams\.safetensors: expected "):
         draw_samples(run, 3, proposal="unigram")

@@ -93,7 +93,7 @@ def test_probabilities_equal_the_textbook_definition(tmp_path: Path, rows: list[
     model = fit(tmp_path / "model", rows, order)
     size = len(model.tokenizer)
     book = Textbook(texts_of(model.prepare(rows)), order, size)
-    for level, (length, taken) in zip(model.order_tables, sorted(book.discounts.items()), strict=True):
+    for level, (length, taken) in zip(model.orders, sorted(book.discounts.items()), strict=True):
         assert level.discounts == pytest.approx(taken, rel=1e-12), length
     corpus = model.prepare([*UNSEEN, *rows[:20]])
     expected, histories = [], set()

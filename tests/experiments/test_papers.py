@@ -9,7 +9,7 @@ import papers
 import study
 from factorcell.config import read_options
 from factorcell.io import files
-from factorcell.training import plan
+from factorcell.training import rules
 
 # Saved rows whose options exist no more.
 WITH_OLD_OPTIONS = {
@@ -45,4 +45,4 @@ def test_every_file_of_rows_has_its_experiment() -> None:
 def test_recipes_specify_all_options(recipe: Path) -> None:
     """The results of a recipe must not depend on the rules of the planner."""
     if recipe.stem not in ("backbones", "published", "rows", "sources", "tables"):
-        assert plan.unspecified_options(read_options(recipe)) == ()
+        assert rules.unspecified_options(read_options(recipe)) == ()

@@ -13,7 +13,6 @@ from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training.mixture import MixedModels, open_scorer
-from factorcell.training.plan import Budget
 from factorcell.training.trainer import Trainer
 from separate import main, separate, separate_models
 from tests import synthetic
@@ -166,7 +165,7 @@ def test_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) -> None:
         "training": {"precision": "float32"},
         "tokenizer": {"kind": "char", "min_count": 1},
     }
-    runs = separate(ROWS * 2, ROWS, options, tmp_path / "each", by="city", budget=Budget(preset="quick"))
+    runs = separate(ROWS * 2, ROWS, options, tmp_path / "each", by="city", preset="quick")
     passes = [run.config.training.epochs for run in separate_models(runs)]
     assert passes[0] < min(passes[1:])
 

@@ -289,7 +289,9 @@ def test_generated_texts_end_where_the_base_does(folder: Path, capfd: pytest.Cap
     words = "generate run --context city=a --number 5 --max-tokens 1000 --temperature 50 --min-tokens"
     assert main([*words.split(), "40", "--out", "generated.jsonl"]) == 0
     rows = [json.loads(line) for line in (folder / "generated.jsonl").read_text().splitlines()]
-    room = Run.open(folder / "run").model.max_tokens - 1  # type: ignore[operator]
+    max_tokens = Run.open(folder / "run").model.max_tokens
+    assert max_tokens is not None
+    room = max_tokens - 1
     assert {(row["tokens"], row["ended"]) for row in rows if not row["ended"]} == {(room, False)}
     assert f"the base can read {room} tokens after the prompt, expected at least 100" in refusal(f"{words} 100", capfd)
 

@@ -25,7 +25,7 @@ from factorcell.nn import devices
 from factorcell.options.option_fields import HuggingFaceOptions, RecurrentOptions
 from factorcell.runs.run import Run
 from factorcell.training import rules
-from factorcell.training.plan import plan
+from factorcell.training.rules import plan
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
@@ -241,10 +241,10 @@ def test_batches_of_a_plan_are_those_of_its_device(monkeypatch: pytest.MonkeyPat
         "tokenizer": {"min_count": 1},
     }
     corpus = prepare(ROWS, Config.from_dict(options))
-    on_cpu = plan(options, corpus, corpus).config.training
+    on_cpu = plan(options, corpus, corpus).training
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
-    on_gpu = plan(options, corpus, corpus).config.training
+    on_gpu = plan(options, corpus, corpus).training
     assert on_gpu.batch_tokens > on_cpu.batch_tokens
     assert on_gpu == replace(on_cpu, batch_tokens=on_gpu.batch_tokens)
-    with_layer_norm = plan({**options, "backbone": {"layer_norm": True}}, corpus, corpus).config.training
+    with_layer_norm = plan({**options, "backbone": {"layer_norm": True}}, corpus, corpus).training
     assert with_layer_norm.batch_tokens == on_cpu.batch_tokens

@@ -61,7 +61,7 @@ def leaky(from_input: Array, from_hidden: Array, h: Array, m: Array, norm: Norm)
 @pytest.fixture(autouse=True)
 def _register(monkeypatch: pytest.MonkeyPatch) -> None:
     for extensions in EXTENSIBLE.values():
-        monkeypatch.setattr(extensions, "registered", {})
+        monkeypatch.setattr(extensions, "registered", dict(extensions.registered))
     for name, adapter in adapter_plugins.ADAPTERS.items():
         register_adapter(name, adapter)
     for name, cell in adapter_plugins.CELLS.items():

@@ -24,12 +24,12 @@ from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files
 from factorcell.ngram import mixture
-from factorcell.ngram.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, ValueOrder
+from factorcell.ngram.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, count_by_value
 from factorcell.ngram.ngram import NGram, count_ngrams, estimate_discounts
 from factorcell.reports.runs import report_page
 from factorcell.runs import model_card, saved_results, summary
 from factorcell.runs.run import Run
-from factorcell.training.mixture_fit import count_by_value, fit_mixture
+from factorcell.training.mixture import fit_mixture
 from tests.pages import Page
 from tests.small_runs import ROWS, make_run
 
@@ -41,13 +41,12 @@ def with_mixture(run: Run) -> Run:
     corpus = run.prepare(ROWS)
     ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 3))
     variable = run.schema.categories[0]
-    orders = [
-        ValueOrder(counts, grams.keys, len(run.tokenizer), share)
-        for counts, grams, share in zip(count_by_value(ngram, corpus, 0, 3), ngram.grams, SHARES, strict=True)
-    ]
+    orders = count_by_value(ngram, corpus, 0, 3)
+    for order, share in zip(orders, SHARES, strict=True):
+        order.share = share
     counts = CountModels(ngram, variable, orders, (NGRAM, VALUE, CACHE))
     weights = np.random.default_rng(0).dirichlet(np.ones(4), counts.length_count)
-    run.mixture = mixture.Mixture.of_run(run.model, run.schema, counts, weights)
+    run.mixture = mixture.Mixture(run.model, run.schema, counts, weights)
     return run
 
 
@@ -99,7 +98,6 @@ def kneser_ney_step(by_value: list[Counter[tuple[int, ...]]], value: int, gram: 
 def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> list[float]:
     """Compute the probability of each target with counts from dictionaries, and the nats of the neural model."""
     assert run.mixture is not None
-    assert run.mixture.counts is not None
     weights, ngram = run.mixture.weights, run.mixture.counts.ngram
     corpus = run.prepare([row])
     texts = run.prepare(ROWS)
@@ -111,7 +109,7 @@ def expected_probabilities(run: Run, row: dict[str, Any], ids: list[int]) -> lis
     ]
     (value,) = corpus.categories[:, 0].tolist()
     blocks = ngram.blocks(corpus)
-    of_all_texts = list(ngram.target_probabilities_by_order(*next(blocks)[:2]))
+    of_all_texts = ngram.target_probabilities(*next(blocks))
     with torch.no_grad():
         neural = np.exp(-run.model(run.batch(corpus, np.array([0]))).double().numpy()[0])
     base = np.exp(-ngram.nats(corpus))
@@ -291,11 +289,11 @@ def test_a_damaged_mixture_is_refused(run: Run, damage: dict[str, Any]) -> None:
 def test_the_fitted_mixture_is_at_least_as_good_as_each_model(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ("city", "stars"))
     rows = ROWS * 4
-    fitted = fit_mixture(run, run.prepare(ROWS), run.prepare(rows))
-    assert fitted.mixed <= min(fitted.neural, fitted.ngram) * 1.001
-    run.mixture = fitted.mixture
-    assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(fitted.mixed, rel=0.02)
-    assert fitted.is_better  # the neural model has random weights
+    run.mixture, row = fit_mixture(run, run.prepare(ROWS), run.prepare(rows))
+    perplexities = row["perplexity"]
+    assert perplexities["mixture"] <= min(perplexities["neural"], perplexities["ngram"]) * 1.001
+    assert math.exp(run.nats(run.prepare(rows)).mean()) == pytest.approx(perplexities["mixture"], rel=0.02)
+    assert row["gain_low"] > 0  # the neural model has random weights
 
 
 def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(run: Run, tmp_path: Path) -> None:

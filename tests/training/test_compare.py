@@ -52,7 +52,7 @@ def test_each_training_of_a_comparison_has_its_block(tmp_path: Path) -> None:
     with logged_progress() as notices:
         compare(TRAIN, dev=ROWS, test=TEST, out=tmp_path, models=MODELS, preset="quick", **options)
     assert [line for line in notices if not line.startswith(" ")] == [str(tmp_path / model) for model in MODELS]
-    assert parse_block(notices)["options"].startswith("rank ")
+    assert parse_block(notices)["options"].startswith("epochs ")
     labels = [label for line in notices for label in parse_block([line])]
     assert all(labels.count(label) == len(MODELS) for label in ("texts", "model", "training", "perplexity"))
 
@@ -120,9 +120,9 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     corpus, _ = read_corpora(TRAIN, None, CONFIG)
     assert len(corpus) == len(TRAIN) - round(len(TRAIN) * HELD_OUT_SHARE)
     assert model.tokenizer.tokens == run.tokenizer.tokens
-    for saved, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
-        assert np.array_equal(saved.counts, counted.counts)
-    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, DEFAULT_ORDER)
+    for saved, (_, counts) in zip(model.orders, count_ngrams(corpus, len(model.orders)), strict=True):
+        assert np.array_equal(saved.counts, counts)
+    assert (row["model"], row["trainings"], len(model.orders)) == ("ngram", 1, DEFAULT_ORDER)
     assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST).perplexity)
     assert row["gain_over_baseline"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
     assert row["gain_over_baseline_low"] <= row["gain_over_baseline"] <= row["gain_over_baseline_high"]

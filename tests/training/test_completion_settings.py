@@ -104,7 +104,7 @@ def test_texts_are_read_in_order_of_time(tmp_path: Path) -> None:
     run = train_run(rows_of(60), None, OPTIONS, tmp_path / "run")
     rows = [*rows_of(4, name="new"), {"text": "a", "user": None, "time": "2026-01-03T08:00"}]
     held_out = run.prepare(rows, unknown="expected")
-    streams = fitting.completion_streams(run, None, rows, held_out)
+    streams = fitting.completion_streams(run, rows, held_out)
     assert [stream.user for stream in streams] == [f"new {number}" for number in range(4)]
     for stream in streams:
         assert [row["time"][9] for row in stream.rows] == list("123456")

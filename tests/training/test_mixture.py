@@ -17,8 +17,7 @@ from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
 from factorcell.nn.scoring import mixed_nats
 from factorcell.runs.run import Run
-from factorcell.training.mixture import MixedModels, mix, open_scorer
-from factorcell.training.mixture_weights import fit_weights
+from factorcell.training.mixture import MixedModels, fit_weights, mix, open_scorer
 from tests import small_runs
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

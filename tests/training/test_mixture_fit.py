@@ -16,8 +16,8 @@ from factorcell.io import files
 from factorcell.ngram import mixture
 from factorcell.runs.run import Run, training_facts
 from factorcell.training.fit import read_corpora, train_run
-from factorcell.training.mixture_fit import MAX_DEV_TARGETS, fit_mixture
-from factorcell.training.plan import Budget, plan
+from factorcell.training.mixture import MAX_DEV_TARGETS, fit_mixture
+from factorcell.training.rules import plan
 from tests.findings import parse_block
 from tests.small_runs import ROWS
 
@@ -94,14 +94,13 @@ def test_the_preset_best_mixes_unless_there_are_users(budget: dict[str, Any], is
         "training": {"precision": "float32"},
     }
     corpus, dev = read_corpora(TRAIN, ROWS, Config.from_dict(specified))
-    complete = plan(specified, corpus, dev, Budget(**budget))
-    assert complete.config.training.ngram_mixture == (is_mixed and not user)
+    complete = plan(specified, corpus, dev, **budget)
+    assert complete.training.ngram_mixture == (is_mixed and not user)
 
 
 def test_an_unadapted_mixture_does_not_depend_on_the_context(tmp_path: Path) -> None:
     run = train(tmp_path / "run", ngram_mixture=True, adapt=[], output_bias=[])
     assert run.mixture is not None
-    assert run.mixture.counts is not None
     assert run.mixture.counts.variable is None
     corpora = [run.prepare([{"text": "the sea", "city": city}]) for city in ("Oslo", "Nice")]
     first, second = (run.nats(corpus) for corpus in corpora)
@@ -122,10 +121,10 @@ def test_the_weights_are_fitted_on_a_part_of_many_development_texts(
         return whole_batches(self, texts)
 
     monkeypatch.setattr(Run, "batches", batches)
-    monkeypatch.setattr("factorcell.training.mixture_fit.MAX_DEV_TARGETS", 100)
-    fitted = fit_mixture(run, corpus, dev)
+    monkeypatch.setattr("factorcell.training.mixture.MAX_DEV_TARGETS", 100)
+    _, row = fit_mixture(run, corpus, dev)
     assert 0 < max(sizes) <= 150
-    assert fitted.mixed > 1
+    assert row["perplexity"]["mixture"] > 1
 
 
 def test_the_commands_use_the_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

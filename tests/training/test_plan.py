@@ -17,11 +17,11 @@ from factorcell.options.choices import AUTOMATIC_OPTIONS
 from factorcell.runs.run import Run, read_config, training_facts
 from factorcell.runs.used_options import used_options
 from factorcell.training import fit as fitting
-from factorcell.training import loop, mixture_fit, rules
+from factorcell.training import loop, mixture, rules
 from factorcell.training import trainer as trainers
 from factorcell.training.compare import compare
 from factorcell.training.fit import train_run
-from factorcell.training.plan import Budget, Plan, plan, resumed_plan, unspecified_options
+from factorcell.training.rules import plan, resumed_config, unspecified_options
 from factorcell.training.trainer import Trainer
 from tests.findings import logged_progress, parse_block
 from tests.small_runs import ROWS
@@ -75,7 +75,7 @@ class Clock:
 
         monkeypatch.setattr(Trainer, "step", timed_step)
         monkeypatch.setattr(Run, "nats", timed_nats)
-        monkeypatch.setattr(mixture_fit, "count_ngrams", timed_counting)
+        monkeypatch.setattr(mixture, "count_ngrams", timed_counting)
         monkeypatch.setattr(fitting, "read_corpora", timed_reading)
         for module in (fitting, loop, trainers):
             monkeypatch.setattr(module, "perf_counter", self)
@@ -92,24 +92,23 @@ class Clock:
 
 def test_specified_options_are_not_chosen() -> None:
     complete = plan(OPTIONS, *read())
-    assert complete.config.format_options(("hidden_size", "embedding_size", "threads")) == (
+    assert complete.format_options(("hidden_size", "embedding_size", "threads")) == (
         "hidden_size 6, embedding_size 5, threads 1"
     )
-    others = {"hidden_size", "embedding_size"}
-    assert set(complete.chosen) == {name for names in AUTOMATIC_OPTIONS.values() for name in names} - others
+    others, chosen = {"hidden_size", "embedding_size"}, unspecified_options(OPTIONS)
+    assert set(chosen) == {name for names in AUTOMATIC_OPTIONS.values() for name in names} - others
     defaults = Config().to_dict()
     options = {
         section: {name: defaults[section][name] for name in names} for section, names in AUTOMATIC_OPTIONS.items()
     }
-    assert plan({**OPTIONS, **options}, *read()).chosen == ()
-    assert Config().format_options(complete.chosen) != complete.config.format_options(complete.chosen)
+    assert unspecified_options({**OPTIONS, **options}) == ()
+    assert Config().format_options(chosen) != complete.format_options(chosen)
 
 
 def test_a_config_sets_all_options() -> None:
     config = Config.from_dict({**OPTIONS, "training": {"precision": "float32"}})
-    assert plan(config, *read()) == Plan(config)
-    with pytest.raises(UserError, match="a Config sets all options"):
-        plan(config, *read(), Budget(minutes=1))
+    assert unspecified_options(config.to_dict()) == ()
+    assert plan(config.to_dict(), *read()) == config
 
 
 TIMED_OPTIONS: dict[str, Any] = {
@@ -127,9 +126,8 @@ def test_a_command_with_minutes_ends_in_time(
     clock = Clock(monkeypatch, step=1.0, text=0.02, ngram=0.01, reading=5.0)
     clock.slowdown, clock.later_slowdown, clock.change = *slowdowns, minutes * 60 * 0.45
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 200.0)
-    budget = Budget(minutes, "best")
     with logged_progress() as lines:
-        run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=budget, compare_ngram=True)
+        run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=minutes, preset="best", compare_ngram=True)
     last_row = run.log()[-1]
     assert last_row["step"] == last_row["steps"] == run.config.training.steps
     reserve = 0.1 + 0.075 * (max(1.0, slowdowns[1]) - 1)  # for the work after the steps, by the slowdown at the end
@@ -144,7 +142,7 @@ def test_a_command_with_minutes_ends_in_time(
 
 def test_enough_minutes_make_the_passes_of_the_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = Clock(monkeypatch, step=1.0, text=0.05)
-    run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(60.0, "good"))
+    run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=60.0, preset="good")
     corpora = read(TIMED_OPTIONS)
     passes = run.log()[-1]["tokens"] / corpora[0].target_count
     assert passes == pytest.approx(rules.default_passes(rules.TableFacts.of(*corpora), "good"), rel=0.02)
@@ -157,16 +155,13 @@ def test_with_too_few_minutes_the_training_gets_its_smallest_share(
 ) -> None:
     """Reading alone takes longer than the limit."""
     Clock(monkeypatch, step=0.1, text=0.01, reading=40.0)
-    run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", budget=Budget(0.5))
+    run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=0.5)
     assert run.training_minutes() == pytest.approx(0.3 * 0.9 * 0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("minutes", [0.1, 1.0, 100.0])
 def test_the_plan_does_not_depend_on_the_adaptation(minutes: float) -> None:
-    configs = [
-        plan({"model": {"adapt": adapt}}, *read(), Budget(minutes)).config
-        for adapt in ([], ["factor"], ["concat", "factor"])
-    ]
+    configs = [plan({"model": {"adapt": adapt}}, *read(), minutes) for adapt in ([], ["factor"], ["concat", "factor"])]
     assert len({(config.training, config.backbone, config.model.rank) for config in configs}) == 1
 
 
@@ -194,8 +189,8 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
 
 
 def test_a_resumed_training_keeps_the_chosen_options(tmp_path: Path) -> None:
-    run = train_run(ROWS, ROWS, OPTIONS, tmp_path / "run", budget=Budget(preset="quick"))
-    assert resumed_plan(OPTIONS, run.config).config == run.config
+    run = train_run(ROWS, ROWS, OPTIONS, tmp_path / "run", preset="quick")
+    assert resumed_config(OPTIONS, run.config) == run.config
     again = train_run(ROWS, ROWS, OPTIONS, tmp_path / "run", resume=True)
     assert again.config == run.config
     other = {**OPTIONS, "training": {"learning_rate": 0.5}}
@@ -212,11 +207,10 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
     first, second = (Run.open(tmp_path / "c" / name) for name in models)
     assert dataclasses.replace(first.config.training) == second.config.training
     assert first.config.with_options(model="factorcell").model == second.config.model
-    chosen = unspecified_options(OPTIONS)
-    for run in (first, second):
-        assert training_facts(run.folder)["chosen"] == used_options(chosen, run.config, run.schema)
-    assert {"rank", "context_size"} & set(training_facts(first.folder)["chosen"]) == set()
-    assert "rank" in training_facts(second.folder)["chosen"]
+    chosen = used_options(unspecified_options(OPTIONS), first.config, first.schema)
+    set_by_compare = ("adapt", "output_bias", "ngram_mixture")
+    assert training_facts(first.folder)["chosen"] == [name for name in chosen if name not in set_by_compare]
+    assert "chosen" not in training_facts(second.folder)  # it has the options of the first
 
 
 def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_context(tmp_path: Path) -> None:
@@ -240,9 +234,10 @@ def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_cont
 @pytest.mark.parametrize(
     ("budget", "text"), [({"minutes": 0.0}, "minutes is 0"), ({"preset": "fast"}, "unknown preset 'fast'")]
 )
-def test_a_budget_is_checked(budget: dict[str, Any], text: str) -> None:
+def test_a_budget_is_checked(budget: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=text):
-        Budget(**budget)
+        train_run(ROWS, ROWS, OPTIONS, tmp_path / "run", **budget)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -254,12 +249,11 @@ def test_options_fit_the_passes_that_the_minutes_allow(
 ) -> None:
     facts = rules.TableFacts(1_000_000, 5000, is_character_level=False, dev_targets=10_000_000)
     monkeypatch.setattr(rules.TableFacts, "of", lambda *_, **__: facts)
-    planned = plan({}, *read(), Budget(minutes))
-    assert planned.minutes == minutes
-    assert planned.config.training.epochs == 12.0  # the largest number of passes
-    assert planned.config.training.max_dev_targets == dev_targets
+    planned = plan({}, *read(), minutes)
+    assert planned.training.epochs == 12.0  # the largest number of passes
+    assert planned.training.max_dev_targets == dev_targets
     names = ("hidden_size", "dropout_recurrent")
-    assert planned.config.format_options(names) == f"hidden_size {hidden}, dropout_recurrent {dropout}"
+    assert planned.format_options(names) == f"hidden_size {hidden}, dropout_recurrent {dropout}"
 
 
 def test_models_after_the_first_make_its_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

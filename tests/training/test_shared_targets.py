@@ -14,8 +14,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
-from factorcell.training.shared_targets import CHARACTER_ORDER, WORD_ORDER, SharedTargets
-from factorcell.training.trainer import Trainer
+from factorcell.training.trainer import CHARACTER_ORDER, WORD_ORDER, SharedTargets, Trainer
 
 ORDERS = {"word": WORD_ORDER, "space": WORD_ORDER, "char": CHARACTER_ORDER, "grapheme": CHARACTER_ORDER}
 SIZES = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1}
@@ -60,7 +59,6 @@ def test_targets_of_common_ngrams_are_learned(
     for line, row in zip(mask.tolist(), batch.rows.tolist(), strict=True):
         text_mask = expected[starts[row] : starts[row + 1]]
         assert line == text_mask + [False] * (len(line) - len(text_mask))
-    assert shared.count(batch) == max(1, sum(expected))
 
 
 ROWS = [{"text": text, "who": who} for who in "abc" for text in ("the sea", "the sun")]
@@ -83,7 +81,7 @@ def test_the_loss_excludes_targets_of_single_users(samples: int, tmp_path: Path)
     assert (nats[-1] == 0).all()
     assert (nats[:-1, 0] > 0).all()
     trainer.step(batch)
-    assert trainer.progress.tokens == trainer.shared_targets.count(batch) == sum(len(row["text"]) + 1 for row in ROWS)
+    assert trainer.progress.tokens == trainer.target_count(batch) == sum(len(row["text"]) + 1 for row in ROWS)
     assert trainer.progress.nats == pytest.approx(
         float(nats.sum().detach()), rel=1e-4
     )  # the mean is over learned targets

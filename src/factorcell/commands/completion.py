@@ -30,6 +30,7 @@ from factorcell.runs.run import Run
 
 # Groups of texts whose mean reciprocal rank `replay` shows -> their title
 REPLAY_GROUPS = {"prefix_length": "prefix length", "position": "earlier texts", "user": "user"}
+COMPARED_POPULAR_TEXTS = 1500  # whose gains `complete --explain` compares
 
 
 def run_complete(arguments: argparse.Namespace) -> None:
@@ -63,7 +64,11 @@ def run_complete(arguments: argparse.Namespace) -> None:
     if arguments.explain and rows and not rows[0]["parts"]:
         needs = "a blend needs a new user, and a run with popular texts that distinguishes users"
         terminal.notify(f"--explain: all suggestions are from the model alone; {needs}")
-    return _show(rows, arguments)
+    gains = []
+    if arguments.explain and isinstance(suggester, Blend) and suggester.popularity and user and user.text_count:
+        popular_texts = suggester.popularity.most_popular(COMPARED_POPULAR_TEXTS)
+        gains = Learner(run).largest_gains(user, popular_texts, arguments.count)
+    return _show(rows, [(text, nats) for text, nats in gains if nats > 0], arguments)
 
 
 def run_tune_online(arguments: argparse.Namespace) -> None:
@@ -248,16 +253,21 @@ def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> U
     return user
 
 
-def _show(rows: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
+def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], arguments: argparse.Namespace) -> None:
+    """Print the suggestions, and the popular texts with the nats that the history added to their log probabilities."""
     if arguments.json:
-        return terminal.show_json(rows)
+        return terminal.show_json([*rows, *({"risen": text, "nats": nats} for text, nats in gains)])
     if not rows:
         return terminal.notify("no suggestion")
     # The scores of a blend, or with typing errors, are not the probabilities that the model gives to the texts.
     score_column = "share" if any(row["parts"] or row["typos"] for row in rows) else "probability"
     shown_rows = [_suggestion_cells(row, score_column, with_details=arguments.explain) for row in rows]
     columns = ("text", score_column, "source", "typos", "probability", *INDICATORS)
-    return terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
+    terminal.show_table(shown_rows, tuple(dict.fromkeys(columns)))  # "probability" may occur twice in `columns`
+    if gains:
+        terminal.show("", "popular texts whose log probability the history raised most")
+        terminal.show_table([{"text": text, "nats": f"{nats:+.2f}"} for text, nats in gains], ("text", "nats"))
+    return None
 
 
 def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details: bool) -> dict[str, str | None]:

@@ -32,9 +32,7 @@ from factorcell.io.findings import LOG
 from factorcell.options.columns import Number
 from factorcell.runs.run import Run
 from factorcell.runs.saved_results import FIGURES
-from factorcell.training.compare import common_plan
-from factorcell.training.fit import train_run
-from factorcell.training.plan import Budget
+from factorcell.training.compare import train_models
 
 Row = dict[str, Any]
 
@@ -84,23 +82,19 @@ def table_path(part: str) -> Path:
 def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
     """Train and evaluate the four models in `folder`, and return the results that `demo_page` shows."""
     start_time = time.perf_counter()
-    budget = Budget(TRAINING_MINUTES if epochs is None else None)
+    minutes = TRAINING_MINUTES if epochs is None else None
     specified = options_by_section(OPTIONS if epochs is None else {**OPTIONS, "epochs": epochs})
     train, dev = table_path("train"), table_path("dev")
-    plan = common_plan(train, dev, specified, folder, budget, models=PAPER_MODELS)
     places = _read_rows("train")
     compared_models: list[ComparedModel] = []
     curve_rows: list[Row] = []
     runs: dict[str, Run] = {}
     classes: dict[str, Classification] = {}
-    earlier_minutes = 0.0
-    for model in PAPER_MODELS:
-        # Seconds of earlier, interrupted commands.
-        seconds = max((row["seconds"] for row in files.read_rows(folder / model / "log.jsonl")), default=0.0)
-        earlier_minutes += seconds / 60
-        first_run = next(iter(runs.values()), None)
-        options = plan.with_steps_of(first_run).with_options(model=model)
-        run = runs[model] = train_run(train, dev, options, folder / model, resume=True)
+    # Seconds of earlier, interrupted commands.
+    logs = [files.read_rows(folder / model / "log.jsonl") for model in PAPER_MODELS]
+    earlier_minutes = sum(max((row["seconds"] for row in log), default=0.0) for log in logs) / 60
+    for model, run in train_models(train, dev, specified, folder, PAPER_MODELS, minutes=minutes, resume=True):
+        runs[model] = run
         if run.model.is_adapted:
             classes[model] = _classify(run, places)
         compared_models.append(_evaluate(run, classes.get(model)))

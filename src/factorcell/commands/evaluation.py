@@ -202,7 +202,7 @@ def run_baseline_ngram(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline ngram`."""
     config, tokenizer = _reading_options(arguments)
     model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer)
-    counts_by_order = ", ".join(f"{len(table.keys):,}" for table in model.grams)
+    counts_by_order = ", ".join(f"{len(order.keys):,}" for order in model.orders)
     terminal.notify(f"{arguments.out}: n-grams by order: {counts_by_order}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import Parser
-from factorcell.config import MODELS, PAPER_MODELS
+from factorcell.config import MODELS, PAPER_MODELS, Config
 from factorcell.options.choices import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
 RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
@@ -35,13 +35,13 @@ def run_train(arguments: argparse.Namespace) -> None:
     """Run `factorcell train`."""
     from factorcell.training.fit import train_run
 
-    specified, budget = options.prepare_training(arguments)
     train_run(
         arguments.train,
         arguments.dev,
-        specified,
+        options.prepare_training(arguments),
         arguments.out,
-        budget=budget,
+        minutes=arguments.minutes,
+        preset=arguments.preset,
         resume=arguments.resume,
         compare_ngram=True,
     )
@@ -68,24 +68,15 @@ def run_compare(arguments: argparse.Namespace) -> None:
     """Run `factorcell compare`."""
     from factorcell.io import files
     from factorcell.reports.runs import report_page
-    from factorcell.training.compare import NGRAM, compare, training_plans
-    from factorcell.training.plan import Plan, config_with_defaults
+    from factorcell.training.compare import compare
 
-    specified, _ = options.prepare_training(arguments)
+    options.prepare_training(arguments)
     names = ("out", "dev", "test", "models", "target", "seeds", "ngram", "minutes", "preset", "resume")
     settings = {name: getattr(arguments, name) for name in names}
     comparison = compare(arguments.train, **settings, **options.option_values(arguments))
     terminal.show(*str(comparison).splitlines())
-    plan = Plan(config_with_defaults(specified))
-    model_folders = [
-        folder
-        for model in arguments.models
-        for folder, _ in training_plans(arguments.out, plan, model, arguments.seeds)
-    ]
-    if arguments.ngram:
-        model_folders.append(arguments.out / NGRAM)
     page_path = arguments.out / "report.html"
-    files.write(page_path, report_page(model_folders))
+    files.write(page_path, report_page([arguments.out]))
     terminal.notify(f"report: {page_path}")
 
 
@@ -105,11 +96,10 @@ def add_tune_arguments(parser: Parser) -> None:
 def run_tune(arguments: argparse.Namespace) -> None:
     """Run `factorcell tune`."""
     from factorcell.training import tuning
-    from factorcell.training.plan import config_with_defaults
 
-    specified, budget = options.prepare_training(arguments)
+    specified = options.prepare_training(arguments)
     # `arguments` has only those options of the config that the command line specifies; the search does not vary these.
-    space = tuning.default_space(config_with_defaults(specified))
+    space = tuning.default_space(Config.from_dict(specified))
     if arguments.space is not None:
         space |= tuning.read_space(arguments.space, fixed=vars(arguments))
     space = {name: values for name, values in space.items() if not hasattr(arguments, name)}
@@ -120,7 +110,8 @@ def run_tune(arguments: argparse.Namespace) -> None:
         arguments.out,
         trials=arguments.trials,
         space=space,
-        budget=budget,
+        minutes=arguments.minutes,
+        preset=arguments.preset,
     )
     terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
     terminal.notify(f"best options: {arguments.out / 'best.toml'}; figures: {arguments.out}")

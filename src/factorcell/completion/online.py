@@ -46,6 +46,7 @@ FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
 MAGIC = b"fcu"  # first bytes of every stored user
 HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1  # the largest integers that the header can store
+BATCH_SIZE = 200  # largest number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
 MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
 
@@ -305,6 +306,21 @@ class Learner:
             user_vectors = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
             nats = self._nats(self.run.predictor, user_vectors, texts, contexts or [{}] * len(texts))
             return nats.double().cpu().numpy()
+
+    def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
+        """Return the `count` texts whose log probability rose most since the user was new, each with its rise in nats.
+
+        References:
+            Thesis 2018, tables 5.3 to 5.5.
+        """
+        user.check(self.run)
+        vectors = self.unknown_vector[None], user.vector[None]
+        if not texts:
+            return []
+        batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
+        before, after = (np.concatenate([self.nats(vector, batch) for batch in batches]) for vector in vectors)
+        order = np.argsort(after - before, kind="stable")[:count]
+        return [(texts[index], float(before[index] - after[index])) for index in order]
 
     def _nats(
         self, predictor: Predictor, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Contexts

@@ -107,6 +107,10 @@ class Popularity:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def most_popular(self, count: int) -> list[str]:
+        """Return the `count` most popular texts."""
+        return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
+
     def count(self, text: str) -> int:
         """Return how often a text in canonical form was counted; 0 if it is not popular."""
         row = bisect_left(self.texts, text)

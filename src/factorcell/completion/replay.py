@@ -191,10 +191,12 @@ def open_systems(
 
 def model_system(suggester: Completer, columns: Sequence[str] = (), new_user: User | None = None) -> System:
     """Return a system that completes with a model in the context of `columns`, for `new_user` or the learned user."""
+    has_users = distinguishes_users(suggester.run)
 
     def suggest(prefix: str, row: Mapping[str, Any], history: History, user: User | None) -> list[Suggestion]:
         context = {name: row[name] for name in columns}
-        typed_text = suggester.type_text(suggester.begin(new_user or user, context), prefix)
+        typing_user = (new_user or user) if has_users else None
+        typed_text = suggester.type_text(suggester.begin(typing_user, context), prefix)
         return suggester.suggest(typed_text, SUGGESTION_COUNT).suggestions if typed_text.fits else []
 
     return suggest

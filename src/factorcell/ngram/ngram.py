@@ -3,21 +3,19 @@
     p_n(w | h)  = (c(h w) - D(c(h w))) / c(h .) + backoff(h) p_{n-1}(w | h')      (Chen and Goodman 1998, section 3)
     backoff(h)  = sum_w D(c(h w)) / c(h .)
 
-p_n is the model of order n, w a token, and h its history, the n - 1 preceding tokens; h' is h without its first token.
-p_0 is the uniform distribution. At the highest order, and for n-grams at the beginning of a text, c is the number of
-occurrences of an n-gram; otherwise it is the number of distinct tokens that precede the n-gram. c(h .) is the sum of
-c(h w) over all tokens w. The discount D has three values per order: for c = 1, for c = 2, and for c of at least 3. The
-start token occurs in histories only.
+p_n is the model of order n, w a token, h its n - 1 preceding tokens, h' h without its first token, and p_0 uniform.
+At the highest order and at the beginning of a text, c is the number of occurrences of an n-gram; otherwise it is the
+number of distinct tokens that precede it. c(h .) is the sum of c(h w) over w. The discount D has three values per
+order: for c = 1, for c = 2, and for c of at least 3. The start token occurs in histories only.
 
 The id of an n-gram is its index in the sorted `keys` of its order; its key is (id of its first n - 1 tokens) * V + (id
-of its last token). Therefore one binary search per order finds the n-grams of all targets. The id -1 stands for an
-n-gram that was not counted.
+of its last token). One binary search per order finds the n-grams of all targets; -1 is an n-gram that was not counted.
 
 Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lower order (histories).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,48 +46,30 @@ FILE, TABLES = "ngram.json", "ngrams.safetensors"  # names of the files of optio
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Counts = tuple[Ids, Ids]  # the sorted keys (M,) of the n-grams of one order, and their Kneser-Ney counts (M,)
 
 
-@dataclass(frozen=True)
-class NGramCounts:
-    """The n-grams of one order: sorted `keys` (M,) and Kneser-Ney `counts` (M,)."""
+class NGramOrder:
+    """The n-grams of one order n: their sorted `keys` (M,), their Kneser-Ney `counts` (M,), and lookup tables.
 
-    keys: Ids
-    counts: Ids
-
-
-class OrderTables:
-    """Lookup tables of one order n: the first term of p_n(w | h), `discounted` (M + 1,), and `backoff` (P + 1,).
-
-    The last element of both arrays is for the id -1. `vocabulary_size` is V, and `history_count` is P.
+    `discounted` (M + 1,) is the first term of p_n(w | h), and `backoff` (P + 1,) is backoff(h).
     """
 
-    def __init__(self, grams: NGramCounts, history_count: int, vocabulary_size: int) -> None:
-        self.vocabulary_size = vocabulary_size
-        self.discounts = estimate_discounts(grams.counts)
-        discounts_of_grams = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
-        history_ids = grams.keys // vocabulary_size
-        total_counts = np.bincount(history_ids, grams.counts, history_count)  # c(h .)
-        total_discounts = np.bincount(history_ids, discounts_of_grams, history_count)
-        backoff = np.divide(total_discounts, total_counts, out=np.ones(history_count), where=total_counts > 0)
-        self.keys = np.append(grams.keys, np.iinfo(np.int64).max)
-        self.discounted = np.append((grams.counts - discounts_of_grams) / total_counts[history_ids], 0.0)
-        self.backoff = np.append(backoff, 1.0)
+    def __init__(self, keys: Ids, counts: Ids, history_count: int, vocabulary_size: int) -> None:
+        self.keys, self.counts, self.vocabulary_size = keys, counts, vocabulary_size
+        self.discounts = estimate_discounts(counts)
+        self.discounted, self.backoff = lookup_tables(counts, self.discounts, keys // vocabulary_size, history_count)
 
     def find(self, history_ids: Ids, tokens: Ids) -> Ids:
-        """Return the ids (T,) of the n-grams with the histories `history_ids` (T,) and the last tokens `tokens` (T,).
+        """Return the ids (T,) of the n-grams with the given histories (T,) and last tokens (T,), or -1."""
+        return find_keys(self.keys, history_ids * self.vocabulary_size + tokens)
 
-        The id of an n-gram that was not counted is -1.
-        """
-        keys = history_ids * self.vocabulary_size + tokens
-        ids = np.searchsorted(self.keys, keys)
-        return np.where(self.keys[ids] == keys, ids, -1)
+    def last_tokens(self, ids: Ids) -> Ids:
+        """Return the last token (T,) of each n-gram."""
+        return self.keys[ids] % self.vocabulary_size
 
     def followers(self, history_ids: Ids) -> tuple[Ids, Ids]:
-        """Return all counted n-grams that extend one of the histories `history_ids` (T,) by one token.
-
-        The two results are, for each n-gram, the index of its history in `history_ids`, and the id of the n-gram.
-        """
+        """Return, for each n-gram after one of `history_ids` (T,), the index of its history in them, and its id."""
         first_ids = np.searchsorted(self.keys, history_ids * self.vocabulary_size)
         end_ids = np.searchsorted(self.keys, (history_ids + 1) * self.vocabulary_size)
         follower_counts = end_ids - first_ids  # 0 for the id -1
@@ -99,12 +79,23 @@ class OrderTables:
         return history_indices, np.arange(len(history_indices)) + np.repeat(first_ids - first_places, follower_counts)
 
 
-def counts_from_tensors(tensors: Mapping[str, Tensor], order: int) -> list[NGramCounts]:
-    """Return the counts of orders 1 to `order` from the tensors of a file; a missing tensor raises a `KeyError`."""
-    return [
-        NGramCounts(*(tensors[f"{name}{n}"].numpy().astype(np.int64) for name in ("keys", "counts")))
-        for n in range(1, order + 1)
-    ]
+def lookup_tables(
+    counts: Ids, discounts: Sequence[float], history_ids: Ids, history_count: int
+) -> tuple[Floats, Floats]:
+    """Return the first term of p_n(w | h) (M + 1,) and backoff(h) (P + 1,); the last elements are for the id -1."""
+    discounts_of_grams = np.array([0.0, *discounts])[np.minimum(counts, 3)]
+    total_counts = np.bincount(history_ids, counts, history_count)  # c(h .)
+    total_discounts = np.bincount(history_ids, discounts_of_grams, history_count)
+    backoff = np.divide(total_discounts, total_counts, out=np.ones(history_count), where=total_counts > 0)
+    return np.append((counts - discounts_of_grams) / total_counts[history_ids], 0.0), np.append(backoff, 1.0)
+
+
+def find_keys(sorted_keys: Ids, keys: Ids) -> Ids:
+    """Return the index of each of `keys` (T,) in `sorted_keys` (M,), or -1."""
+    if not len(sorted_keys):
+        return np.full(len(keys), -1)
+    indices = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+    return np.where(sorted_keys[indices] == keys, indices, -1)
 
 
 def estimate_discounts(counts: Ids) -> tuple[float, ...]:
@@ -120,8 +111,13 @@ def estimate_discounts(counts: Ids) -> tuple[float, ...]:
     return estimates if min(estimates) > 0 else FALLBACK_DISCOUNTS
 
 
-def count_ngrams(corpus: Corpus, order: int) -> list[NGramCounts]:
-    """Return the Kneser-Ney counts of the orders from 1 to `order`, or to the length of the longest text if shorter."""
+def default_order(tokenizer: Tokenizer) -> int:
+    """Return the order above which the perplexity hardly falls."""
+    return DEFAULT_CHARACTER_ORDER if tokenizer.is_character_level else DEFAULT_ORDER
+
+
+def count_ngrams(corpus: Corpus, order: int) -> list[Counts]:
+    """Return the keys and Kneser-Ney counts of the orders from 1 to `order`, or to the length of the longest text."""
     vocabulary_size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(vocabulary_size)]  # `keys` and `counts` have an array for each order
     counts = [np.bincount(target_ids(corpus), minlength=vocabulary_size)]
@@ -142,7 +138,7 @@ def count_ngrams(corpus: Corpus, order: int) -> list[NGramCounts]:
         ids[is_inside] = ngram_ids
         keys.append(ngram_keys)
         counts.append(ngram_counts)
-    return [NGramCounts(*pair) for pair in zip(keys, counts, strict=True)]
+    return list(zip(keys, counts, strict=True))
 
 
 def _preceding_ids(ids: Ids, begins: Ids) -> Ids:
@@ -159,13 +155,13 @@ class NGram(TextModel):
     The model reads no context. It implements the protocol `Scorer`.
     """
 
-    def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
-        self.folder, self.config, self.tokenizer, self.grams = folder, config, tokenizer, grams
+    def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, counts: Sequence[Counts]) -> None:
+        self.folder, self.config, self.tokenizer = folder, config, tokenizer
         self.schema = ContextSchema()
-        history_counts = [1, *(len(order_counts.keys) for order_counts in grams[:-1])]
-        self.order_tables = [
-            OrderTables(order_counts, history_count, len(tokenizer))
-            for order_counts, history_count in zip(grams, history_counts, strict=True)
+        history_counts = [1, *(len(keys) for keys, _ in counts[:-1])]
+        self.orders = [
+            NGramOrder(*pair, history_count, len(tokenizer))
+            for pair, history_count in zip(counts, history_counts, strict=True)
         ]
         self.uniform = 1 / (len(tokenizer) - 1)  # the start token is never predicted
 
@@ -189,15 +185,12 @@ class NGram(TextModel):
             tokenizer: The tokenizer of another model, to predict the same targets as that model. By default, the
                 tokenizer of `source` if that is a corpus, else a tokenizer that is trained on `source`.
         """
-        folder, data = Path(folder), with_context(config.data)
-        chosen_tokenizer = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
-        config = Config(data=data, tokenizer=chosen_tokenizer.options)
-        if order is None:
-            order = DEFAULT_CHARACTER_ORDER if chosen_tokenizer.is_character_level else DEFAULT_ORDER
-        [order] = limits.check(order=order)
+        folder, is_corpus = Path(folder), isinstance(source, Corpus)
+        chosen_tokenizer = tokenizer or (source.tokenizer if is_corpus else new_tokenizer(config))
+        config = Config(data=with_context(config.data), tokenizer=chosen_tokenizer.options)
+        [order] = limits.check(order=default_order(chosen_tokenizer) if order is None else order)
         with lock.training_lock(folder):
             files.create_new_folder(folder, (TABLES, *chosen_tokenizer.FILES))
-            is_corpus = isinstance(source, Corpus)
             corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer)
             model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order))
             model._save()
@@ -208,15 +201,24 @@ class NGram(TextModel):
         files.save_tensors(self.folder / TABLES, self.to_tensors(), {"vocabulary": len(self.tokenizer)})
         self.tokenizer.save(self.folder)
         reading_options = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
-        files.write_versioned(self.folder / FILE, {"order": len(self.grams), **reading_options}, FORMAT)
+        files.write_versioned(self.folder / FILE, {"order": len(self.orders), **reading_options}, FORMAT)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return the n-grams of all orders as tensors for a file; `counts_from_tensors` is the inverse."""
+        """Return the n-grams of all orders as tensors for a file; `from_tensors` is the inverse."""
         tensors = {}
-        for order, order_counts in enumerate(self.grams, 1):
-            tensors[f"keys{order}"] = torch.from_numpy(order_counts.keys)
-            tensors[f"counts{order}"] = torch.from_numpy(order_counts.counts.astype(np.int32))
+        for n, order in enumerate(self.orders, 1):
+            tensors[f"keys{n}"] = torch.from_numpy(order.keys)
+            tensors[f"counts{n}"] = torch.from_numpy(order.counts.astype(np.int32))
         return tensors
+
+    @classmethod
+    def from_tensors(
+        cls, folder: Path, config: Config, tokenizer: Tokenizer, tensors: Mapping[str, Tensor], order: int
+    ) -> "NGram":
+        """Create a model from the n-grams of the orders 1 to `order`; a missing tensor raises a `KeyError`."""
+        arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
+        counts = [(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, order + 1)]
+        return cls(folder, config, tokenizer, counts)
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
@@ -230,36 +232,23 @@ class NGram(TextModel):
         config = Config.from_dict(sections, str(folder / FILE))
         tokenizer = load_tokenizer(config, folder)
         tensor_names = {f"{name}{order}" for order in range(1, saved["order"] + 1) for name in ("keys", "counts")}
-        if (
-            set(tensors) != tensor_names
-            or not isinstance(metadata, dict)
-            or metadata.get("vocabulary") != len(tokenizer)
-        ):
+        if set(tensors) != tensor_names or metadata != {"vocabulary": len(tokenizer)}:
             raise UserError(f"{folder / TABLES}: the n-grams do not match the order and the vocabulary of the model")
-        return cls(folder, config, tokenizer, counts_from_tensors(tensors, saved["order"]))
+        return cls.from_tensors(folder, config, tokenizer, tensors, saved["order"])
 
     def nats(self, corpus: Corpus) -> Floats:
         """Return the nats of all targets of `corpus`, -log p(w | h)."""
-        blocks = self.blocks(corpus)
-        return np.concatenate([-np.log(self.target_probabilities(histories, grams)) for histories, grams, _ in blocks])
+        return np.concatenate([-np.log(self.target_probabilities(*ids)[-1]) for ids in self.blocks(corpus)])
 
-    def target_probabilities(self, histories: list[Ids], grams: list[Ids]) -> Floats:
-        """Return p(w | h) (T,) from the ids of the history and of the n-gram of each target, (T,) for each order."""
-        *_, probabilities = self.target_probabilities_by_order(histories, grams)
-        return probabilities
-
-    def target_probabilities_by_order(self, histories: list[Ids], grams: list[Ids]) -> Iterator[Floats]:
-        """Yield p_n(w | h) (T,) for each order n from 1 on; the arguments are those of `target_probabilities`."""
-        probabilities = np.full(len(grams[0]), self.uniform)
-        for tables, history_ids, gram_ids in zip(self.order_tables, histories, grams, strict=True):
-            probabilities = tables.discounted[gram_ids] + tables.backoff[history_ids] * probabilities
-            yield probabilities
+    def target_probabilities(self, histories: list[Ids], grams: list[Ids]) -> list[Floats]:
+        """Return p_n(w | h) (T,) for each order n, from the ids of the history and n-gram of each target (T,)."""
+        probabilities = [np.full(len(grams[0]), self.uniform)]
+        for order, history_ids, gram_ids in zip(self.orders, histories, grams, strict=True):
+            probabilities.append(order.discounted[gram_ids] + order.backoff[history_ids] * probabilities[-1])
+        return probabilities[1:]
 
     def look_up(self, tokens: Ids, begins: Ids) -> tuple[list[Ids], list[Ids]]:
-        """Return the ids of the history and of the n-gram of each token (T,) of joined texts, for each order.
-
-        `begins` are the indices of the first tokens of the texts.
-        """
+        """Return, for each order, the ids of the history and n-gram of each token (T,); texts start at `begins`."""
         grams = list(self.gram_ids(tokens, begins))
         histories = [np.zeros(len(tokens), dtype=np.int64), *(_preceding_ids(ids, begins) for ids in grams[:-1])]
         return histories, grams
@@ -268,28 +257,25 @@ class NGram(TextModel):
         """Yield, for each order, the id of the n-gram that ends at each token (T,), as in `look_up`."""
         ids = tokens
         yield ids
-        for tables in self.order_tables[1:]:
-            ids = tables.find(_preceding_ids(ids, begins), tokens)
+        for order in self.orders[1:]:
+            ids = order.find(_preceding_ids(ids, begins), tokens)
             yield ids
 
     def empty_histories(self, count: int) -> Ids:
         """Return the ids (count, orders) of the histories of `count` texts before their start tokens."""
-        histories = np.full((count, len(self.order_tables)), -1, dtype=np.int64)
+        histories = np.full((count, len(self.orders)), -1, dtype=np.int64)
         histories[:, 0] = 0
         return histories
 
     def extend_histories(self, histories: Ids, tokens: Ids) -> Ids:
         """Return the ids (T, orders) of histories after one more token each, `tokens` (T,)."""
-        extended = np.empty_like(histories)
-        extended[:, 0] = 0
-        for order, tables in enumerate(self.order_tables[:-1]):
-            extended[:, order + 1] = tokens if order == 0 else tables.find(histories[:, order], tokens)
-        return extended
+        longer = [order.find(ids, tokens) for order, ids in zip(self.orders[:-1], histories.T, strict=False)]
+        return np.stack([np.zeros(len(tokens), dtype=np.int64), *longer], axis=1)
 
     @property
     def size(self) -> int:
         """The number of n-grams."""
-        return sum(len(order_counts.keys) for order_counts in self.grams)
+        return sum(len(order.keys) for order in self.orders)
 
     def uniform_probabilities(self, count: int) -> Floats:
         """Return p_0 of every token (count, V): the start token has probability 0, all others the same."""
@@ -297,28 +283,18 @@ class NGram(TextModel):
         probabilities[:, self.tokenizer.specials.start] = 0.0
         return probabilities
 
-    def probabilities_by_order(self, histories: list[Ids]) -> Iterator[Floats]:
-        """Yield p_n(w | h) of every token w (T, V) for each order n; the argument is as in `probabilities`."""
-        probabilities = self.uniform_probabilities(len(histories[0]))
-        for tables, history_ids in zip(self.order_tables, histories, strict=True):
-            probabilities = tables.backoff[history_ids, None] * probabilities
-            rows, gram_ids = tables.followers(history_ids)
-            probabilities[rows, tables.keys[gram_ids] % tables.vocabulary_size] += tables.discounted[gram_ids]
-            yield probabilities
+    def probabilities(self, histories: list[Ids]) -> list[Floats]:
+        """Return p_n(w | h) of every token w (T, V) for each order n, from the ids of the histories (T,)."""
+        by_order = [self.uniform_probabilities(len(histories[0]))]
+        for order, history_ids in zip(self.orders, histories, strict=True):
+            probabilities = order.backoff[history_ids, None] * by_order[-1]
+            rows, gram_ids = order.followers(history_ids)
+            probabilities[rows, order.last_tokens(gram_ids)] += order.discounted[gram_ids]
+            by_order.append(probabilities)
+        return by_order[1:]
 
-    def probabilities(self, histories: list[Ids]) -> Floats:
-        """Return p(w | h) of every token w (T, V).
-
-        `histories` has an array (T,) for each order, with the id of the history of each target.
-        """
-        *_, probabilities = self.probabilities_by_order(histories)
-        return probabilities
-
-    def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
-        """Yield three results for each block of texts: ids of histories, ids of n-grams, and the targets (T,).
-
-        The two results of ids are lists with an array (T,) for each order: the history or n-gram of each target.
-        """
+    def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids]]]:
+        """Yield, for each block of texts, the ids of the history and n-gram of each target (T,) for each order."""
         if corpus.tokenizer.tokens != self.tokenizer.tokens:
             raise UserError(
                 f"{self.folder}: expected texts read with the vocabulary of the model, got another vocabulary"
@@ -329,9 +305,5 @@ class NGram(TextModel):
         for first_text, end_text in zip(first_texts, [*first_texts[1:], len(corpus)], strict=True):
             tokens = corpus.tokens[offsets[first_text] : offsets[end_text]].astype(np.int64)
             begins = offsets[first_text:end_text] - offsets[first_text]
-            is_target = np.ones(len(tokens), dtype=bool)
-            is_target[begins] = False
             histories, grams = self.look_up(tokens, begins)
-            histories = [history_ids[is_target] for history_ids in histories]
-            grams = [gram_ids[is_target] for gram_ids in grams]
-            yield histories, grams, tokens[is_target]
+            yield [np.delete(ids, begins) for ids in histories], [np.delete(ids, begins) for ids in grams]

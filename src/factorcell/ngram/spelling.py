@@ -1,14 +1,10 @@
 """Probabilities of the spellings of out-of-vocabulary tokens (N tokens or texts).
 
-A language model predicts the unknown token <unk> in place of each out-of-vocabulary token. The probability of a token w
-itself also depends on its spelling:
-
     p(w | history) = p(<unk> | history) q(w) / (1 - sum_v q(v))       q(w) = prod_i q(x_i | x_1 ... x_{i-1})
 
-x_i are the characters of w and the end. q is an n-gram model of the characters of the vocabulary's tokens v, each
-counted once, so it assigns a probability to every string. The denominator removes the probability of the tokens v,
-which are never spelled. A character that no v has is predicted as the unknown character, and all these characters are
-equally probable.
+A language model predicts the unknown token <unk> in place of an out-of-vocabulary token w with the characters x_i and
+the end. q is an n-gram model of the characters of the vocabulary's tokens v, each counted once. The denominator removes
+the probability of the tokens v, which are never spelled. All characters that no v has are equally probable.
 """
 
 import functools
@@ -32,11 +28,7 @@ CHARACTERS = sys.maxunicode + 1  # number of code points
 
 
 class SpellingModel:
-    """q of the tokens of a vocabulary.
-
-    Args:
-        tokenizer: A tokenizer with a vocabulary.
-    """
+    """q of the tokens of a vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         specials = set(tokenizer.specials)

@@ -31,7 +31,7 @@ from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.nn.devices import FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
 from factorcell.nn.head import Head, HeadSizes
-from factorcell.nn.output import RowValues, SampledRows, Samples, SoftmaxHead
+from factorcell.nn.output import ContextBias, RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.options.option_fields import EXTENSIBLE, NAMES, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
@@ -197,16 +197,14 @@ class LanguageModel(nn.Module):
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(embedding_size, context_size, adapt, model.rank)
         self.backbone: Backbone = backbone_class(config.backbone, sizes)
-        self.max_tokens = self.backbone.max_tokens
+        self.max_tokens: int | None = self.backbone.max_tokens
         if self.max_tokens is not None:
             self.max_tokens -= len(embedded.variables) if self.prefix else 0
             self.max_tokens -= names.max_length if names else 0
             max_length, allowed = config.data.max_tokens, self.max_tokens - max_prompt_length(config, schema)
             if max_length > allowed:
-                reason = (
-                    f"the base reads at most {self.backbone.max_tokens:,} with names, prompts and codes of contexts"
-                )
-                problem = f"expected at most {allowed:,}, because {reason}, got {max_length:,}"
+                reason = f"the base reads at most {self.backbone.max_tokens:,} tokens with names, prompts and codes"
+                problem = f"expected at most {allowed:,}, because {reason} of contexts, got {max_length:,}"
                 raise UserError(f"max_tokens: {problem}; lower --max-tokens")
         output_table = self.embedding
         known_count = vocabulary_size if known_count is None else known_count
@@ -368,8 +366,8 @@ class LanguageModel(nn.Module):
             conditioning = conditioning or self.condition(batch.context)
             inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
-        head, targets = cast(SoftmaxHead, self.head), positions[:, 1:]
-        nats = head.sampled_nats(vectors, targets, conditioning.head, samples, sampled_rows, row_values)
+        head, context_bias = cast(SoftmaxHead, self.head), cast(ContextBias, conditioning.head)
+        nats = head.sampled_nats(vectors, positions[:, 1:], context_bias, samples, sampled_rows, row_values)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def step(

@@ -1,7 +1,5 @@
-"""The run folder: one trained model with everything that it needs to read new texts.
+"""The run folder: one trained model with everything that it needs to read new texts (docs/formats.md).
 
-It contains config.json, schema.json, vocabulary.txt or other files of the tokenizer, weights.safetensors,
-checkpoint.safetensors, log.jsonl and README.md (docs/formats.md). Opening a run does not need its training data.
 digests.json lists the SHA-256 digests of the files that determine results: opening a run with an altered file raises an
 error.
 """
@@ -41,8 +39,8 @@ from factorcell.runs import training_state
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
 
-# Files whose digests are in digests.json, in addition to the files of the tokenizer. These files determine results and,
-# unlike files of tensors, do not contain a checksum.
+# Files with digests in digests.json, in addition to those of the tokenizer: they determine results and, unlike files of
+# tensors, do not contain a checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "completion.json", "mixture.json"),
@@ -162,14 +160,14 @@ class Run(TextModel):
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
             sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
-        run = cls(folder, config, tokenizer, schema).to(find_device(device, config.backbone))
         check_choice("precision", precision, PRECISIONS)
+        run = cls(folder, config, tokenizer, schema)
+        run.model.to(find_device(device, config.backbone))
         run.was_training = was_training
+        run.precision = find_precision(precision, run.device, config.backbone)
         if trained:
             run.load_weights()
-        run.precision = find_precision(precision, run.device, config.backbone)
-        if trained and mixture:
-            run.mixture = open_mixture(folder, config, run.model, tokenizer, schema)
+            run.mixture = open_mixture(folder, config, run.model, tokenizer, schema) if mixture else None
         return run
 
     @property
@@ -187,28 +185,19 @@ class Run(TextModel):
         """The device of the model."""
         return self.model.embedding.device
 
-    def to(self, device: torch.device) -> "Run":
-        """Move the model to `device`; return this run."""
-        self.model.to(device)
-        return self
-
     def load_weights(self) -> None:
         """Load the best weights from the folder and disable gradients of the model.
 
         Raises:
-            UserError: The weights are missing, damaged or belong to another model.
+            UserError: The weights are missing or damaged.
         """
         path = self.folder / training_state.WEIGHTS
         tensors, _, checksum = files.load_with_checksum(path)
-        parameters = self.model.saved_tensors()
-        expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-        if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
-            raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
         for name, tensor in tensors.items():
             if not tensor.sum().isfinite():
                 raise UserError(f"{path}: {name} contains NaN or infinity; train the run again")
         with torch.no_grad():
-            for name, tensor in parameters.items():
+            for name, tensor in self.model.saved_tensors().items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
         self.fingerprint = checksum[:FINGERPRINT_BYTES]
@@ -218,22 +207,16 @@ class Run(TextModel):
         files.save_tensors(self.folder / training_state.WEIGHTS, self.model.saved_tensors(), facts)
 
     def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
-        """Write to the folder how often each token was a target of training (V,)."""
+        """Write how often each token was a target of training (V,)."""
         files.save_tensors(self.folder / UNIGRAMS, {"counts": torch.from_numpy(counts)}, {})
 
     def unigram_counts(self) -> Tensor:
-        """Read from the folder how often each token was a target of training (V,), as 64-bit integers.
-
-        Raises:
-            UserError: The folder has no valid counts.
-        """
-        path = self.folder / UNIGRAMS
-        if not path.exists():
-            raise UserError(f"{path}: there is no such file; training writes it at its end")
-        tensors, _ = files.load_tensors(path)
-        counts = tensors.get("counts", torch.zeros(0))
-        if counts.dtype != torch.int64 or counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
-            raise UserError(f"{path}: expected a count for each token")
+        """Read how often each token was a target of training (V,), as 64-bit integers."""
+        counts = self._load_tensor(UNIGRAMS, "counts")
+        if counts is None:
+            raise UserError(f"{self.folder / UNIGRAMS}: there is no such file; training writes it at its end")
+        if counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
+            raise UserError(f"{self.folder / UNIGRAMS}: expected a count for each token")
         return counts
 
     def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
@@ -243,13 +226,18 @@ class Run(TextModel):
 
     def text_hashes(self) -> NDArray[np.uint64] | None:
         """Read the hashes of training texts from the folder; None without such a file."""
-        path = self.folder / TEXT_HASHES
+        hashes = self._load_tensor(TEXT_HASHES, "hashes")
+        return None if hashes is None else hashes.numpy().view(np.uint64)
+
+    def _load_tensor(self, file_name: str, name: str) -> Tensor | None:
+        """Read a vector of 64-bit integers from a file of the folder; None without such a file."""
+        path = self.folder / file_name
         if not path.exists():
             return None
-        hashes = files.load_tensors(path)[0].get("hashes", torch.zeros(0))
-        if hashes.dtype != torch.int64 or hashes.dim() != 1:
-            raise UserError(f"{path}: expected 64-bit hashes of texts")
-        return hashes.numpy().view(np.uint64)
+        tensor = files.load_tensors(path)[0].get(name)
+        if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1:
+            raise UserError(f"{path}: expected 64-bit {name}")
+        return tensor
 
     def set_steps(self, steps: int, epochs: float) -> None:
         """Change the number of steps and of passes in the config, in memory and in the folder."""
@@ -267,19 +255,11 @@ class Run(TextModel):
 
     def best_evaluation(self) -> dict[str, Any] | None:
         """Return the log row of the best evaluation, whose weights were saved; None before the first evaluation."""
-        best: dict[str, Any] | None = None
-        for row in self.log():
-            if row["split"] == "dev" and (best is None or row["best"] != best["best"]):
-                best = row
-        return best
-
-    def stopped_early(self) -> bool:
-        """Return whether the finished training ended before its last planned step."""
-        log = self.log()
-        return bool(log) and log[-1]["step"] < log[-1]["steps"]
+        rows = [row for row in self.log() if row["split"] == "dev"]
+        return next((row for row in rows if row["best"] == rows[-1]["best"]), None)
 
     def stopped_improving(self) -> bool:
-        """Return whether more steps would hardly help, because the best evaluation of the training was not the last."""
+        """Return whether more steps would hardly help, because the best evaluation was not the last."""
         best = self.best_evaluation()
         return best is not None and bool(best["step"] < self.log()[-1]["step"])
 
@@ -289,7 +269,7 @@ class Run(TextModel):
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Return a context manager that disables gradients and computes products in `self.precision`."""
+        """Disable gradients, and compute products in `self.precision`."""
         with torch.inference_mode(), library.precision(self.precision, self.device):
             yield
 
@@ -355,11 +335,7 @@ class Run(TextModel):
 
 
 def read_config(folder: Path) -> Config:
-    """Read the config of the run in `folder`.
-
-    Raises:
-        UserError: The folder is not a run folder, or has a newer format.
-    """
+    """Read the config of the run in `folder`; raise a `UserError` if it is not a run folder, or has a newer format."""
     path = folder / input_files.CONFIG
     if not path.is_file():
         raise input_files.not_a_run_error(folder)

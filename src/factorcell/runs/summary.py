@@ -1,9 +1,5 @@
 """Facts about a training, each with a label: `train` shows them as one block, and a notebook as a table.
 
-    runs/reviews
-      texts        17,432 (252,754 characters), 1,609 for development
-      perplexity   1.68 on the development texts
-
 The results come from the folder of a run, so that a training that is resumed at its end shows them again.
 """
 
@@ -46,7 +42,7 @@ def steps_fact(run: Run) -> Fact:
     last, best = run.log()[-1], run.best_evaluation() or {}
     text = f"{last['step']:,} of {last['steps']:,} steps, {run.training_minutes():.1f} minutes"
     text += f", best perplexity at step {best.get('step', 0):,}"
-    if run.stopped_early():
+    if last["step"] < last["steps"]:
         text += f"; stopped early: no lower perplexity in the last {run.config.training.patience} evaluations"
     return "training", text
 

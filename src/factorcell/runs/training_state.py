@@ -44,10 +44,9 @@ def describe_running(folder: Path) -> str:
 
 
 def describe_unfinished(folder: Path, was_running: bool = False) -> str | None:
-    """Return a clause about a training that is running, or that stopped before its last step.
+    """Return a clause about a training that is running or that stopped before its last step; None if it has ended.
 
-    The result is None if the training has ended. `was_running` is whether the training was running when the files of
-    the run were read.
+    `was_running` is whether the training was running when the files of the run were read.
     """
     is_running = lock.is_locked(folder)
     if is_running:

@@ -18,7 +18,7 @@ def used_options(names: Iterable[str], config: Config, schema: ContextSchema) ->
 
 
 def unused_options(config: Config, schema: ContextSchema) -> set[str]:
-    """Return the options of adaptations and losses that a model with this config and these variables does not use."""
+    """Return the options that a model with this config and these variables does not use."""
     model, adapters = config.model, weight_adapters(config.model)
     # Biases of the kinds one_hot, sparse and hash read values, those of low_rank_each the embeddings of variables.
     embedded = schema.embedded.variables
@@ -35,15 +35,11 @@ def unused_options(config: Config, schema: ContextSchema) -> set[str]:
         and bool(adapters or model.output_bias or {*INPUT_ADAPTERS} & {*model.adapt}),
         "samples": config.training.samples > 0,
     }
-    return {name for name, value in is_used.items() if not value} | options_unused_by_backbone(config)
-
-
-def options_unused_by_backbone(config: Config) -> set[str]:
-    """Return the options that a model with the backbone of this config does not use."""
-    backbone = config.backbone
+    unused = {name for name, value in is_used.items() if not value}
+    backbone, of_frozen_bases = config.backbone, {"shared_rank"}
     if not isinstance(backbone, HuggingFaceOptions):
-        return set()
-    unused, of_frozen_bases = {"embedding_size"}, {"shared_rank"}
-    if backbone.is_pretrained:
-        return unused | {"layers", "hidden_size"} | (of_frozen_bases if backbone.train_base else set())
-    return unused | {"train_base"} | of_frozen_bases
+        return unused
+    unused.add("embedding_size")
+    if not backbone.is_pretrained:
+        return unused | {"train_base"} | of_frozen_bases
+    return unused | {"layers", "hidden_size"} | (of_frozen_bases if backbone.train_base else set())

@@ -1,14 +1,15 @@
 """Comparison of models that are trained on the same texts with the same options, with one or several seeds."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from factorcell.config import PAPER_MODELS, Config, Options, options_by_section
+from factorcell.config import MODELS, PAPER_MODELS, Config, Options, options_by_section
 from factorcell.data.columns.columns import check_columns
+from factorcell.data.corpus import Corpus
 from factorcell.data.tables.tables import table_name
-from factorcell.errors import UserError
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
@@ -20,9 +21,9 @@ from factorcell.ngram.ngram import FILE as NGRAM_FILE
 from factorcell.ngram.ngram import NGram
 from factorcell.options import limits
 from factorcell.runs.run import Run, initial_files
-from factorcell.training.fit import read_corpora, train_run
-from factorcell.training.mixture_fit import fit_mixture
-from factorcell.training.plan import PLAN_ARGUMENTS, Budget, ConfigLike, Plan, config_with_defaults, plan, resumed_plan
+from factorcell.training.fit import PARAMETERS, read_corpora, train_run
+from factorcell.training.mixture import fit_mixture
+from factorcell.training.rules import SpecifiedOptions, add_options
 
 Evaluation = tuple[files.Row, Figures]  # the results of a training, and the contribution of each text to them
 NGRAM = "ngram"  # name of the row and of the folder of the n-gram baseline
@@ -67,70 +68,65 @@ def compare(
         UserError: If there is no table to evaluate on, the folder exists and `resume` is false, or a table or an option
             is not valid.
     """
-    folder, config, budget = Path(out), options_by_section(options, PLAN_ARGUMENTS), Budget(minutes, preset)
+    folder, specified = Path(out), options_by_section(options, PARAMETERS)
     [seeds] = limits.check(seeds=seeds)
-    if test is None and dev is None:
+    table = dev if test is None else test
+    if table is None:
         raise UserError("compare: expected a development or a test table, got neither (--dev, --test)")
     if not resume and not files.is_new(folder, initial_files()):
         raise files.folder_exists_error(folder, resumable=True)
-    evaluation_table = dev if test is None else test
-    check_columns(evaluation_table, config_with_defaults(config).data)
-    base_plan = common_plan(source, dev, config, folder, budget, models=models)
+    config = Config.from_dict(specified)
+    check_columns(table, config.data)
+    corpora = read_corpora(source, dev, config)
     if target:
-        corpus, _ = read_corpora(source, dev, base_plan.config)
-        variable = category_variable(corpus.schema, target)
+        variable = category_variable(corpora[0].schema, target)
         _, *frequent_values = variable.values  # the first is the unknown value
-        require_labels(evaluation_table, variable, frequent_values, base_plan.config.data, ACCURACY_REASON)
-    compared_models, first_run = [], None
-    for model in models:
-        evaluations = []
-        for path, seed_plan in training_plans(folder, base_plan.with_options(model=model), model, seeds):
-            run = train_run(source, dev, seed_plan.with_steps_of(first_run), path, resume=resume)
-            first_run = first_run or run
-            evaluations.append(_evaluate_run(run, evaluation_table, target))
-        rows, figures_per_training = zip(*evaluations, strict=True)  # one of each per training
-        compared_models.append(ComparedModel(model, rows, figures_per_training))
+        require_labels(table, variable, frequent_values, config.data, ACCURACY_REASON)
+    names = [*models, *([NGRAM, *(f"{model} + {NGRAM}" for model in models)] if ngram else [])]
+    evaluations: dict[str, list[Evaluation]] = {name: [] for name in names}
     if ngram:
-        tables = source, dev, evaluation_table
-        row, figures = _evaluate_ngram(base_plan.config, folder / NGRAM, tables)
-        compared_models.append(ComparedModel(NGRAM, [row], [figures], is_deterministic=True))
-        for model in models:
-            paths = [path for path, _ in training_plans(folder, base_plan, model, seeds)]
-            compared_models.append(_compared_mixture(model, paths, folder / NGRAM, tables))
-    return compare_models(compared_models)
+        counts, evaluation = _evaluate_ngram(corpora[0], config, folder / NGRAM, table)
+        evaluations[NGRAM].append(evaluation)
+    for model, run in train_models(
+        source, dev, specified, folder, models, seeds=seeds, minutes=minutes, preset=preset, resume=resume
+    ):
+        evaluations[model].append(_evaluate_run(run, table, target))
+        if ngram:
+            evaluations[f"{model} + {NGRAM}"].append(_evaluate_mixture(model, run, corpora, counts, table))
+    compared = []
+    for name, results in evaluations.items():
+        rows, figures_per_training = zip(*results, strict=True)
+        compared.append(ComparedModel(name, rows, figures_per_training, is_deterministic=name == NGRAM))
+    return compare_models(compared)
 
 
-def training_plans(folder: Path, base_plan: Plan, model: str, seeds: int) -> list[tuple[Path, Plan]]:
-    """Return the run folder and the plan of each training of a model.
-
-    For example, the folders of three trainings from seed 0 are `factorcell`, `factorcell-seed-1`, `factorcell-seed-2`.
-    """
-    first_seed = base_plan.config.training.seed
-    plans = [(folder / model, base_plan)]
-    for seed in range(first_seed + 1, first_seed + seeds):
-        plans.append((folder / f"{model}-seed-{seed}", base_plan.with_options(seed=seed)))
-    return plans
-
-
-def common_plan(
+def train_models(
     source: Any,
     dev: Any,
-    config: ConfigLike,
+    specified: SpecifiedOptions,
     folder: Path,
-    budget: Budget | None,
-    *,
     models: Sequence[str],
-) -> Plan:
-    """Return a plan with the options that all `models` share: those of a run in `folder`, or else new ones."""
+    *,
+    seeds: int = 1,
+    **options: Any,
+) -> Iterator[tuple[str, Run]]:
+    """Train the runs of a comparison; yield the name of the model and the run of each training.
+
+    The first training determines the options and the number of steps of all others. The folders of three trainings of
+    a model from seed 0 are, for example, `factorcell`, `factorcell-seed-1` and `factorcell-seed-2`. `options` are those
+    of `train_run`, of which `minutes` and `preset` are for the first training.
+    """
+    first_seed = Config.from_dict(specified).training.seed
+    # A comparison measures the models alone; `compare` adds the mixtures as rows.
+    specified = add_options(specified, {"ngram_mixture": False})
     for model in models:
-        config_path = folder / model / "config.json"
-        if config_path.exists():
-            return resumed_plan(config, Config.of(config=config_path)).with_options(ngram_mixture=False)
-    corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config))
-    new_plan = plan(config, corpus, dev_corpus, budget)
-    # A comparison measures the models alone; `compare` adds the mixture as a row.
-    new_plan = new_plan.with_options(ngram_mixture=False)
-    return new_plan
+        adapt, output_bias = MODELS[check_choice("model", model, MODELS)]
+        for seed in range(first_seed, first_seed + seeds):
+            path = folder / (model if seed == first_seed else f"{model}-seed-{seed}")
+            run_options = add_options(specified, {"adapt": adapt, "output_bias": output_bias, "seed": seed})
+            run = train_run(source, dev, run_options, path, **options)
+            yield model, run
+            specified, options = run.config.to_dict(), options | {"minutes": None, "preset": None}
 
 
 def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
@@ -145,47 +141,24 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     return row, figures
 
 
-def _evaluate_ngram(config: Config, folder: Path, tables: tuple[Any, Any, Any]) -> Evaluation:
-    """Fit and evaluate an n-gram model, and report its number of n-grams as its number of parameters.
-
-    `tables` are the tables for training, development and evaluation.
-    """
-    source, dev, table = tables
+def _evaluate_ngram(corpus: Corpus, config: Config, folder: Path, table: Any) -> tuple[NGram, Evaluation]:
+    """Fit and evaluate an n-gram model; its number of n-grams counts as its number of parameters."""
     start = time.perf_counter()
-    if (folder / NGRAM_FILE).is_file():
-        model = NGram.open(folder)
-    else:
-        corpus, _ = read_corpora(source, dev, config)
-        model = NGram.fit(corpus, config, folder)
+    model = NGram.open(folder) if (folder / NGRAM_FILE).is_file() else NGram.fit(corpus, config, folder)
     minutes = (time.perf_counter() - start) / 60
     row, figures = _perplexities(model, table)
     row |= {"parameters": model.size, "minutes": minutes}
     save_result(model, row, figures)
-    return row, figures
+    return model, (row, figures)
 
 
-def _compared_mixture(
-    model: str, folders: Sequence[Path], ngram_folder: Path, tables: tuple[Any, Any, Any]
-) -> ComparedModel:
-    """Fit and evaluate the mixtures of the runs of a model; `tables` are those of `_evaluate_ngram`."""
-    name = f"{model} + {NGRAM}"
-    evaluations = [_evaluate_mixture(name, Run.open(path), ngram_folder, tables) for path in folders]
-    rows, figures_per_training = zip(*evaluations, strict=True)
-    return ComparedModel(name, rows, figures_per_training)
-
-
-def _evaluate_mixture(name: str, run: Run, ngram_folder: Path, tables: tuple[Any, Any, Any]) -> Evaluation:
-    """Fit and evaluate the mixture of a run and an n-gram model, and save the results in the folder of the latter.
-
-    The run itself keeps predicting without the mixture. `tables` are those of `_evaluate_ngram`.
-    """
-    source, dev, table = tables
-    ngram = NGram.open(ngram_folder)
-    fitted = fit_mixture(run, *read_corpora(source, dev, run.config), ngram)
-    run.mixture = fitted.mixture
+def _evaluate_mixture(name: str, run: Run, corpora: tuple[Corpus, Corpus], ngram: NGram, table: Any) -> Evaluation:
+    """Fit and evaluate the mixture of a run and an n-gram model, and save the results in the folder of the latter."""
+    run.mixture, _ = fit_mixture(run, *corpora, ngram)
     row, figures = _perplexities(run, table)
-    row |= {"model": name, "predictor": f"mixture with {run.folder.name}", "seed": run.config.training.seed}
-    row |= {"parameters": run.model.parameter_count() + ngram.size, "minutes": run.training_minutes()}
+    row |= {"model": f"{name} + {NGRAM}", "predictor": f"mixture with {run.folder.name}"}
+    row |= {"seed": run.config.training.seed, "minutes": run.training_minutes()}
+    row |= {"parameters": run.model.parameter_count() + ngram.size}
     save_result(ngram, row, figures)
     return row, figures
 

@@ -1,7 +1,7 @@
 """Fine-tuning: continue the training of a run on few texts of one domain, and freeze some parts of the model."""
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -62,7 +62,7 @@ def finetune(
             finite.
     """
     base_run = run if isinstance(run, Run) else Run.open(run)
-    folder = Path(out)
+    folder, base_config = Path(out), base_run.config
     [l1] = limits.check(l1=l1)
     check_unknown(unknown)
     starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
@@ -70,9 +70,8 @@ def finetune(
     for name in options:
         check_choice("option of fine-tuning", name, [field.name for field in option_fields(TrainingConfig)])
     with locked_run_folder(folder, resume) as should_resume:
-        # The training of `base` may have computed on a device that this machine lacks.
-        defaults = {**SMALL_DATA_DEFAULTS, "device": AUTO}
-        training = dataclasses.replace(base_run.config.training, **{**defaults, **options})
+        # The training of `base_run` may have computed on a device that this machine lacks.
+        training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
             corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, training.seed)
@@ -82,8 +81,8 @@ def finetune(
             tokens_per_batch = rules.batch_tokens(
                 corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.MIN_FINETUNING_STEPS, training.batch_tokens
             )
-            training = dataclasses.replace(training, batch_tokens=tokens_per_batch)
-        config = dataclasses.replace(base_run.config, training=training)
+            training = replace(training, batch_tokens=tokens_per_batch)
+        config = replace(base_config, training=training)
         if should_resume:
             tuned = Run.open(folder, trained=False)
             prepare_to_resume(tuned, config, corpus)
@@ -91,10 +90,9 @@ def finetune(
         else:
             tuned = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
-        start.apply_to(tuned.model)  # the trainer repeats this before it loads a checkpoint
         train_and_log(tuned, corpus, dev_corpus, resume=should_resume)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
-        streams = completion_streams(tuned, source, dev, dev_corpus)
+        streams = completion_streams(tuned, source if dev is None else dev, dev_corpus)
         other_facts = save_other_models(tuned, corpus, dev_corpus, streams)
         write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
     return tuned

@@ -19,7 +19,7 @@ from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables.tables import open_table, table_name
-from factorcell.errors import UserError
+from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.baselines import save_baselines, save_priors
 from factorcell.evaluation.diagnostics import report_run, table_findings
 from factorcell.evaluation.linear_classifier import possible_targets
@@ -28,34 +28,33 @@ from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
 from factorcell.nn.language_model import with_identified_base
+from factorcell.options import limits
+from factorcell.options.choices import PRESETS
 from factorcell.options.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
 from factorcell.runs import model_card, saved_results, summary
 from factorcell.runs.run import Run, initial_files, relative_path, training_facts
 from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN
 from factorcell.runs.used_options import used_options
 from factorcell.training.loop import train
-from factorcell.training.mixture_fit import fit_mixture, limit_targets
-from factorcell.training.plan import (
-    PLAN_ARGUMENTS,
-    Budget,
-    ConfigLike,
-    config_with_defaults,
-    plan,
-    resumed_plan,
-    unspecified_options,
-)
+from factorcell.training.mixture import fit_mixture, limit_targets
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.rules import (
     COUNTED_TARGETS_PER_MINUTE,
     TARGETS_PER_MINUTE,
+    Budget,
+    SpecifiedOptions,
     classifier_cost,
-    completed_texts,
-    completion_seconds,
+    completion_effort,
+    plan,
+    resumed_config,
+    unspecified_options,
 )
 from factorcell.training.schedule import TimeLimit
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 MIN_USERS = 20  # with fewer users, single texts are held out instead of all texts of some users
+# Parameters of `fit` and `compare`, which the error about an unknown option may suggest.
+PARAMETERS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
 
 
 def fit(
@@ -92,42 +91,47 @@ def fit(
         UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
             finite.
     """
-    specified = options_by_section(options, PLAN_ARGUMENTS)
-    return train_run(source, dev, specified, out, budget=Budget(minutes, preset), resume=resume)
+    specified = options_by_section(options, PARAMETERS)
+    return train_run(source, dev, specified, out, minutes=minutes, preset=preset, resume=resume)
 
 
 def train_run(
     source: Any,
     dev: Any,
-    config: ConfigLike,
+    config: Config | SpecifiedOptions,
     folder: str | Path,
     *,
-    budget: Budget | None = None,
     resume: bool = False,
     compare_ngram: bool = False,
+    **budget: Unpack[Budget],
 ) -> Run:
-    """Train a run on a table, as `fit` does, from a `Config`, a `Plan` or a mapping of some options by section.
+    """Train a run on a table, as `fit` does, from a `Config` or from a mapping of some options by section.
 
     With `compare_ngram`, the run is compared with an n-gram model of the same texts, even if the option `ngram_mixture`
     is false.
     """
-    start, folder, minutes = perf_counter(), Path(folder), None if budget is None else budget.minutes
+    start, folder = perf_counter(), Path(folder)
+    [minutes], preset = limits.check(minutes=budget.get("minutes")), budget.get("preset")
+    if preset is not None:
+        check_choice("preset", preset, PRESETS)
+    specified = config.to_dict() if isinstance(config, Config) else config
+    chosen = unspecified_options(specified)
     with locked_run_folder(folder, resume) as should_resume:
-        saved_run = Run.open(folder, trained=False) if should_resume else None
-        tables_config = resumed_plan(config, saved_run.config).config if saved_run else config_with_defaults(config)
-        corpus, dev_corpus = read_corpora(source, dev, tables_config)
-        if saved_run:
-            run = saved_run
-            prepare_to_resume(run, with_identified_base(tables_config), corpus)
+        run = Run.open(folder, trained=False) if should_resume else None
+        reading_config = resumed_config(specified, run.config) if run else Config.from_dict(specified)
+        corpus, held_out = read_corpora(source, dev, reading_config)
+        if run:
+            prepare_to_resume(run, with_identified_base(reading_config), corpus)
             if not training_facts(folder):
                 saved_results.clear(folder)
         else:
-            new_plan = plan(config, corpus, dev_corpus, budget)
-            minutes = new_plan.minutes
-            run = Run.create(folder, new_plan.config, corpus.tokenizer, corpus.schema)
-        held_out, dev_corpus = dev_corpus, dev_sample(dev_corpus, run.config)
-        limit, chosen = TimeLimit.of_command(minutes, start), unspecified_options(config)
-        streams = completion_streams(run, source, dev, held_out)  # before the training, as they may have errors
+            run_config = plan(specified, corpus, held_out, minutes, preset)
+            run = Run.create(folder, run_config, corpus.tokenizer, corpus.schema)
+        max_dev_targets = run.config.training.max_dev_targets
+        dev_corpus = limit_targets(held_out, max_dev_targets) if max_dev_targets else held_out
+        table = source if dev is None else dev
+        streams = completion_streams(run, table, held_out)  # before the training, as they may have errors
+        limit = TimeLimit.of_command(minutes, start)
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
@@ -139,35 +143,27 @@ def train_run(
     return run
 
 
-def dev_sample(dev: Corpus, config: Config) -> Corpus:
-    """Return the development texts that evaluations read: all, or a random part with `max_dev_targets` targets."""
-    return limit_targets(dev, config.training.max_dev_targets) if config.training.max_dev_targets else dev
-
-
 @contextmanager
 def locked_run_folder(folder: Path, resume: bool) -> Iterator[bool]:
     """Lock `folder` for one training, and yield whether to resume the run in it.
 
-    If the folder contains only the initial files of a training (`initial_files`), a new run replaces them.
-
-    Raises:
-        UserError: If the folder contains other files, and there is no run or `resume` is false.
+    A new run replaces the initial files of a training (`initial_files`). If the folder contains other files, and there
+    is no run or `resume` is false, a `UserError` is raised.
     """
-    _should_resume(folder, resume)  # raises the error about an unusable folder before the folder is locked
+
+    def can_resume() -> bool:
+        if files.is_new(folder, initial_files()):
+            return False
+        if resume and (folder / "config.json").exists():
+            return True
+        raise files.folder_exists_error(folder, resumable=True)
+
+    can_resume()  # an unusable folder is not locked
     with lock.training_lock(folder):
-        should_resume = _should_resume(folder, resume)  # another training may have ended before the lock was free
+        should_resume = can_resume()  # another training may have ended before the lock was free
         if not should_resume:
             files.create_new_folder(folder, initial_files(), resumable=True)
         yield should_resume
-
-
-def _should_resume(folder: Path, resume: bool) -> bool:
-    """Return whether to resume the run in `folder`; raise a `UserError` if the folder cannot be used."""
-    if files.is_new(folder, initial_files()):
-        return False
-    if not (resume and (folder / "config.json").exists()):
-        raise files.folder_exists_error(folder, resumable=True)
-    return True
 
 
 def train_and_log(
@@ -194,31 +190,27 @@ def train_and_log(
 
 
 def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) -> files.Row | None:
-    """Compare a trained run with n-gram counts of its texts, and mix them if the option `ngram_mixture` is set.
+    """Compare a trained run with n-gram counts of its texts; return a row for training.json.
 
-    The mixture is saved only if it is significantly better on the development texts.
-
-    Returns:
-        The row of the comparison for training.json; None if there was no comparison.
+    If the option `ngram_mixture` is set, the mixture is saved if it is significantly better on the development texts.
+    Without this option and `compare_ngram`, nothing is compared.
     """
     is_requested = run.config.training.ngram_mixture
     if not (is_requested or compare_ngram):
         return None
-    fitted = fit_mixture(run, corpus, dev)
-    is_saved = is_requested and fitted.is_better
+    mixture, row = fit_mixture(run, corpus, dev)
+    is_saved = is_requested and (row["gain_low"] or 0) > 0
     if is_saved:
-        fitted.mixture.save(run.folder)
-        run.mixture = fitted.mixture
-    return {**fitted.to_row(), "is_saved": is_saved}
+        mixture.save(run.folder)
+        run.mixture = mixture
+    return {**row, "is_saved": is_saved}
 
 
 def check_tokenizer(config: Config) -> None:
     """Raise `UserError` if a pretrained base would read the tokens of another tokenizer than its own."""
-    backbone, tokenizer = config.backbone, config.tokenizer
-    is_pretrained = isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained
-    if is_pretrained and not isinstance(tokenizer, PretrainedTokenizerOptions):
+    if not isinstance(config.tokenizer, PretrainedTokenizerOptions):
         problem = "expected pretrained, whose tokens a pretrained base knows"
-        raise UserError(f"tokenizer: {problem}, got {tokenizer.kind}")
+        raise UserError(f"tokenizer: {problem}, got {config.tokenizer.kind}")
 
 
 def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]:
@@ -226,8 +218,8 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
 
     If the model will complete what users type, these are all texts of some users, as new users will use it.
     """
-    check_tokenizer(config)
     if isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained:
+        check_tokenizer(config)
         pretrained.download_if_missing(config.backbone)
     if dev is not None:
         check_columns(dev, config.data)
@@ -245,60 +237,39 @@ def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
     return corpus.split(HELD_OUT_SHARE, seed)
 
 
-def completion_streams(run: Run, source: Any, dev: Any, held_out: Corpus) -> list[Stream]:
-    """Return the development texts of each user in order of time; empty if the run does not complete texts of users.
-
-    Args:
-        run: The run.
-        source: The training table, which is read if there is no development table.
-        dev: The development table, or None.
-        held_out: The development texts.
-    """
+def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
+    """Return the texts `held_out` of `table` by user in order of time; empty if the run completes no texts of users."""
     if not (distinguishes_users(run) and run.tokenizer.restores_texts):
         return []
     data, user_column = run.config.data, user_variable(run).source_column
     columns, time_column = run.schema.columns(without=user_column), data.time or None
-    names = dict.fromkeys((data.text, user_column, *([time_column] if time_column else []), *columns))
-    table = open_table(source if dev is None else dev)
+    table, names = open_table(table), {data.text, user_column, data.time, *columns}
     selected = set(held_out.source_rows[held_out.users > 0].tolist())  # a missing user has the id 0
-    rows, index = list[files.Row](), 0
-    for chunk in table.chunks([name for name in names if name in table.columns]):
-        for values in zip(*chunk.values(), strict=True):
-            row = dict(zip(chunk, values, strict=True))
-            if index in selected and is_valid_text(row[data.text]):
-                rows.append(row)
-            index += 1
+    all_rows = (
+        dict(zip(chunk, values, strict=True))
+        for chunk in table.chunks([name for name in table.columns if name in names])
+        for values in zip(*chunk.values(), strict=True)
+    )
+    rows = [row for index, row in enumerate(all_rows) if index in selected and is_valid_text(row[data.text])]
     return read_streams(rows, run.config, user_column=user_column, time_column=time_column, context_columns=columns)
 
 
 def save_other_models(
     run: Run, corpus: Corpus, held_out: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
 ) -> files.Row:
-    """Fit what a run has next to its language model, at a cost that fits the minutes of its training.
+    """Fit what a run has next to its language model; return entries for training.json.
 
     These are the conditional priors and the linear baselines of its columns. A run whose texts can be completed and
     have users gets counts of popular texts, and the settings with which it completes and learns texts of users.
-
-    Args:
-        run: The trained run.
-        corpus: The training texts.
-        held_out: The development texts.
-        streams: The development texts of each user (`completion_streams`).
-        minutes: The duration of the training; by default an estimate from its steps.
-
-    Returns:
-        Entries for training.json: the columns of the held-out texts that other columns predict, and the effects of the
-        completion settings.
+    The cost fits the `minutes` of the training; by default, these are estimated from its steps.
     """
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     max_cost = classifier_cost(minutes, len(possible_targets(run)))
     save_baselines(run, corpus, max_cost)
     facts: files.Row = {"dependences": save_priors(run, corpus, held_out, max_cost)}
     if len(corpus.users) and corpus.tokenizer.restores_texts:
-        data = run.config.data
-        TextCounts.of_corpus(corpus, data.min_text_users).save(run.folder / POPULARITY)
-    max_texts, seconds = completed_texts(minutes, run.config), completion_seconds(minutes)
-    if settings := fit_settings(run, streams, max_texts, seconds):
+        TextCounts.of_corpus(corpus, run.config.data.min_text_users).save(run.folder / POPULARITY)
+    if settings := fit_settings(run, streams, *completion_effort(minutes, run.config)):
         rule, weights, facts["completion"] = settings
         save_settings(run, rule, weights)
     return facts
@@ -309,13 +280,8 @@ def write_training_facts(
 ) -> None:
     """Write the files that complete the folder of a trained run, such as training.json, and log its results.
 
-    Args:
-        run: The trained run.
-        corpus: The training texts.
-        dev: The development texts.
-        source: The training table, whose name and path are recorded.
-        facts: Further entries of training.json, such as `dependences`; empty entries are left out.
-        chosen: The names of the options that were chosen automatically; the run may not use all of them.
+    `facts` are further entries of training.json, and `chosen` are the names of the options that were chosen
+    automatically; the run may not use all of them.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
@@ -330,19 +296,18 @@ def write_training_facts(
     run.save_unigram_counts(target_frequencies(corpus))
     if not run.config.data.user:  # the hashes would show whether a person wrote a text
         run.save_text_hashes(text_hashes(corpus))
-    _save_results(run, dev, row)
+    _save_results(run, dev, row["context"] or {})
     model_card.write(run)
     log_facts(*summary.result_facts(run))
 
 
-def _save_results(run: Run, dev: Corpus, facts: files.Row) -> None:
+def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
     """Save the development figures of a run: those of the neural model, and those of the mixture if there is one."""
     shared = {**DEVELOPMENT_RESULT, "unit": run.tokenizer.unit, "texts": len(dev)}
     best = run.best_evaluation() or {}
     rows = [{**shared, **{name: best[name] for name in FIGURES if name in best}}]
     if (mixed := model_card.mixture_perplexity(run)) is not None:
         rows.append({**shared, "predictor": "mixture", "perplexity": mixed})
-    context = facts["context"] or {}
     if not context.get("only_unknown_users"):
         rows[-1] |= {name: value for name, value in context.items() if name.startswith(UNKNOWN_CONTEXT_GAIN)}
     for row in rows:
@@ -350,10 +315,9 @@ def _save_results(run: Run, dev: Corpus, facts: files.Row) -> None:
 
 
 def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
-    """Let `run`, a stopped training, compute on the device of `config`.
+    """Let `run`, a stopped training, compute on the device of `config`; raise a `UserError` if other options differ.
 
-    Raises:
-        UserError: If other options or the data of the training differ from `config` or `corpus`.
+    The vocabulary and the context variables of the training texts `corpus` must be those of the run, too.
     """
     new_options = config.to_dict()
     for section, saved_options in run.config.to_dict().items():

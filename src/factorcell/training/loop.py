@@ -5,11 +5,11 @@ Therefore a training that was stopped between a step and its evaluation begins w
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from time import perf_counter, thread_time
 
 from factorcell.data.corpus import Corpus
-from factorcell.io.interrupts import Stop, Stopped
+from factorcell.io.interrupts import Stopped
 from factorcell.io.progress import progress_bar
 from factorcell.runs.run import Run
 from factorcell.training.schedule import TimeLimit
@@ -51,31 +51,20 @@ def train(
 
 def _train(trainer: Trainer, is_saved: bool) -> Generator[Row]:
     """Train and yield the rows of the log; unless `is_saved`, first write a checkpoint, which has the time limit."""
-    run = trainer.run
+    run, progress = trainer.run, trainer.progress
     if not is_saved:
         trainer.save()
-    trainer.stop = Stop()
     loop = _Loop(trainer)
-    steps = trainer.progress.step
-    bar = progress_bar(desc="  training", unit="steps", total=trainer.progress.total_steps, initial=steps)
-
-    def after_step() -> None:
-        bar.total = trainer.progress.total_steps
-        bar.update()
-
-    with bar, trainer.stop:
+    with loop.bar, trainer.stop:
         try:
-            best = ""
-            for row in loop.rows(after_step):
-                if row["split"] == "dev":
-                    best = f"best perplexity {row['best']:.2f}, "
-                else:
-                    bar.set_postfix_str(f"{best}loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s")
-                yield row
+            yield from loop.rows()
         except Stopped:
-            raise Stopped(loop.save_stopped()) from None
-    if math.isfinite(trainer.progress.max_seconds):
-        steps = trainer.progress.total_steps
+            loop.count_seconds()
+            trainer.save()
+            place = f"step {progress.step:,} of {progress.total_steps:,}"
+            raise Stopped(f"stopped at {place}, saved in {run.folder}") from None
+    if math.isfinite(progress.max_seconds):
+        steps = progress.total_steps
         run.set_steps(steps, float(f"{steps / trainer.steps_per_pass:.3g}"))
     run.load_weights()
 
@@ -84,21 +73,25 @@ class _Loop:
     """The steps of a trainer, with the log rows, evaluations and checkpoints between them."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+        self.trainer, self.progress = trainer, trainer.progress
+        total, step = self.progress.total_steps, self.progress.step
+        self.bar = progress_bar(desc="  training", unit="steps", total=total, initial=step)
         self.clock, self.processor_clock = perf_counter(), thread_time()  # until which `progress.seconds` counts
         # The seconds of the steps since the last row of losses in this process, and `progress.tokens` before them.
-        self.row_seconds, self.tokens_at_start = 0.0, trainer.progress.tokens
+        self.row_seconds, self.tokens_at_start = 0.0, self.progress.tokens
+        self.best = ""  # of the progress bar
 
-    def rows(self, after_step: Callable[[], object]) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row]:
         """Yield the rows of the log to the end of the training; raise `Stopped` after a stop request."""
         trainer, patience = self.trainer, self.trainer.config.patience
         yield from self._due_rows()
         for batch in trainer.batches():
-            if patience and trainer.progress.evaluations_since_best >= patience:
+            if patience and self.progress.evaluations_since_best >= patience:
                 break
             trainer.step(batch)
-            self._count_step()
-            after_step()
+            self.row_seconds += self.count_seconds()
+            self.bar.total = self.progress.total_steps
+            self.bar.update()
             if trainer.stop.is_requested:
                 raise Stopped
             yield from self._due_rows()
@@ -106,32 +99,20 @@ class _Loop:
             raise Stopped
         yield from self._due_rows()  # the time may have ended after the rows of the last step
 
-    def save_stopped(self) -> str:
-        """Save a checkpoint and return the message for the user who stopped the training."""
-        trainer = self.trainer
-        self._count_seconds()
-        trainer.save()
-        progress = trainer.progress
-        return f"stopped at step {progress.step:,} of {progress.total_steps:,}, saved in {trainer.run.folder}"
-
-    def _count_seconds(self) -> float:
+    def count_seconds(self) -> float:
         """Add the seconds since the last call to the duration of the training, and return them."""
         now, processor_now = perf_counter(), thread_time()
         seconds, processor_seconds = now - self.clock, processor_now - self.processor_clock
         self.clock, self.processor_clock = now, processor_now
-        self.trainer.progress.count_seconds(seconds, processor_seconds)
+        self.progress.count_seconds(seconds, processor_seconds)
         return seconds
-
-    def _count_step(self) -> None:
-        """Measure the step that ends now."""
-        self.row_seconds += self._count_seconds()
 
     def _due_rows(self) -> Iterator[Row]:
         """Yield the rows that are due at the current step, and save a checkpoint if it is due.
 
         A checkpoint is due after each evaluation, and after every `SAVE_EVERY` steps.
         """
-        trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
+        trainer, progress, config = self.trainer, self.progress, self.trainer.config
         step = progress.step
         # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
         is_starting_point_due = trainer.starting_point is not None and not progress.rows
@@ -140,29 +121,28 @@ class _Loop:
         has_new_losses = progress.tokens > progress.tokens_at_last_row
         if has_new_losses and (step % LOG_EVERY == 0 or progress.share >= 1 or is_evaluation_due):
             yield self._log_losses()
-        is_checkpoint_due = step > 0 and step % SAVE_EVERY == 0
         if is_evaluation_due:
             yield self._log_evaluation()
-            is_checkpoint_due = True
-        if is_checkpoint_due:
+        if is_evaluation_due or (step > 0 and step % SAVE_EVERY == 0):
             trainer.catch_up()
             trainer.save()
 
     def _log_losses(self) -> Row:
         """Log the mean loss since the last row of losses, and the speed of the steps."""
-        progress = self.trainer.progress
+        progress = self.progress
         measured_tokens = progress.tokens - self.tokens_at_start
         # If the measurement has no steps, for example after resuming, the speed is that of the whole training.
         speed = measured_tokens / self.row_seconds if measured_tokens else progress.tokens / progress.seconds
-        tokens_since_last_row = progress.tokens - progress.tokens_at_last_row
-        mean_loss = progress.nats / tokens_since_last_row
+        loss = progress.nats / (progress.tokens - progress.tokens_at_last_row)
         progress.nats, progress.tokens_at_last_row = 0.0, progress.tokens
         self.row_seconds, self.tokens_at_start = 0.0, progress.tokens
-        return self.trainer.log({"split": "train", "loss": mean_loss, "tokens_per_second": speed})
+        self.bar.set_postfix_str(f"{self.best}loss {loss:.3f}, {speed:,.0f} tokens/s")
+        return self.trainer.log({"split": "train", "loss": loss, "tokens_per_second": speed})
 
     def _log_evaluation(self) -> Row:
         """Evaluate and log the result; the training time includes the evaluation, the speed of the steps does not."""
-        row, progress = self.trainer.evaluate(), self.trainer.progress
-        self._count_seconds()
-        progress.evaluations = progress.events_due(self.trainer.config.evaluations)
+        row = self.trainer.evaluate()
+        self.count_seconds()
+        self.progress.evaluations = self.progress.events_due(self.trainer.config.evaluations)
+        self.best = f"best perplexity {row['best']:.2f}, "
         return self.trainer.log(row)

@@ -1,63 +1,227 @@
-"""Mixtures of several models, in a folder of their own: runs, n-gram models and other mixtures.
+"""Linear mixtures: of a run with counts of its training texts, and of several runs, n-gram models and other mixtures.
 
-`model.mixture` computes the probabilities. The weights maximize the likelihood of a table: those for all texts, or
-those for each value of a column (`mixture_weights`).
+Expectation maximization (EM) fits the weights w_k of p(token) = sum_k w_k p_k(token):
+
+    r_nk = w_k p_k(n) / sum_j w_j p_j(n)        w_k <- (sum_n r_nk + prior_k) / (N + sum_j prior_j)
+
+p_k(n) is the probability of target n in model k, r_nk the share of model k in the mixture's probability of target n,
+and prior_k the number of targets that a prior adds for model k.
+No iteration decreases the posterior probability of the weights, whose logarithm is concave: it has a single maximum.
+The weights of a run and its counts depend on the length of the longest counted history (`ngram.mixture`), those of
+several models on the value of a column.
 
 Shapes: N targets, M models, G groups of targets.
 """
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from factorcell.config import Config, DataConfig
 from factorcell.data.columns.readers import CategoryReader
 from factorcell.data.columns.schema import ContextSchema, Variable
-from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
+from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.results import open_model
 from factorcell.io import files
 from factorcell.io.input_files import CONFIG
-from factorcell.ngram.mixture import FILE, FORMAT, Mixture, Predictor, context_parts, read_weights
-from factorcell.ngram.ngram import NGram
+from factorcell.ngram.count_models import (
+    CACHE,
+    NGRAM,
+    VALUE,
+    CountModels,
+    ValueOrder,
+    count_by_value,
+    values_of_texts,
+)
+from factorcell.ngram.mixture import FILE, FORMAT, Mixture, read_weights
+from factorcell.ngram.ngram import NGram, count_ngrams, default_order
 from factorcell.nn.devices import AUTO, FLOAT32
-from factorcell.nn.kernels import library
 from factorcell.nn.scoring import mixed_nats
 from factorcell.options.choices import check_unknown
-from factorcell.runs.run import MAX_BATCH_TOKENS, Run
-from factorcell.training.mixture_weights import fit_weights_by_group
+from factorcell.runs.run import Run
 
+PRIOR_TARGETS = 100.0  # sum of prior_k: for the weights of a part of the targets, all targets count as much as 100
+MAX_ITERATIONS = 10_000  # of EM
+MIN_STEP = 1e-7  # nats per target; EM ends after an iteration that improves the log posterior by less
+
+MAX_COUNTED_TARGETS = 20_000_000  # n-grams of larger tables are counted in a random part of their texts
+MAX_DEV_TARGETS = 300_000  # development targets on which the weights are fitted
+COMPARED_ORDER, COMPARED_CHARACTER_ORDER = 3, 6  # highest orders that are counted to choose a column
+MAX_COMPARED_TARGETS = 2_000_000  # training targets in which these are counted
+SHARES = tuple(step / 20 for step in range(21))  # candidates for s_n
+MIN_IMPROVEMENT = 0.002  # nats per target that a further component must gain
+
+Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+def fit_weights_by_group(nats: Floats, groups: Ids, group_count: int) -> Floats:
+    """Return the weights (G, M) of each group of targets, kept near the weights of all targets by a prior.
+
+    `nats` (N, M) are those of each target in each model, and `groups` (N,) is the group of each target.
+    """
+    prior = PRIOR_TARGETS * fit_weights(nats)
+    return np.stack([fit_weights(nats[groups == group], prior) for group in range(group_count)])
+
+
+def fit_weights(nats: Floats, prior: Floats | None = None) -> Floats:
+    """Return the weights (M,) that maximize the likelihood of targets with these nats (N, M).
+
+    `prior` (M,) is the number of targets that are added for each model. Without targets and prior, weights are equal.
+    """
+    target_count, model_count = nats.shape
+    prior = np.zeros(model_count) if prior is None else prior
+    total = target_count + prior.sum()
+    weights = np.full(model_count, 1 / model_count)
+    # The likelihoods of each target are scaled to a maximum of 1; the weights do not depend on the scale.
+    likelihoods = np.exp(nats.min(axis=1, keepdims=True) - nats)
+    has_prior = prior > 0  # excludes 0 log 0 from the sum below
+    previous_objective = -np.inf
+    for _ in range(MAX_ITERATIONS if total else 0):
+        joint = likelihoods * weights
+        mixed = joint.sum(axis=1, keepdims=True)
+        log_prior = (prior[has_prior] * np.log(weights[has_prior])).sum()
+        objective = (np.log(mixed).sum() + log_prior) / total
+        if objective - previous_objective < MIN_STEP:
+            break
+        shares = joint / mixed  # r_nk
+        previous_objective, weights = objective, (shares.sum(axis=0) + prior) / total
+    normalized: Floats = weights / weights.sum()
+    return normalized
+
+
+def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = None) -> tuple[Mixture, files.Row]:
+    """Fit the mixture of a run with counts of its training texts `corpus`; nothing is saved.
+
+    Cross-validation over two halves of the development texts chooses the components. The reported perplexity of the
+    mixture comes from it too, so no text is predicted with weights that were fitted on it. `ngram` is an n-gram model
+    of the training texts, if there is one already.
+
+    Returns:
+        The mixture, and a row for training.json: the names of the `components`; the `perplexity` of the development
+        texts in the `neural` model, the `ngram` model and the `mixture`; and the `gain` of the mixture over the neural
+        model, with its interval.
+    """
+    corpus, sample = limit_targets(corpus, MAX_COUNTED_TARGETS), limit_targets(dev, MAX_DEV_TARGETS)
+    if ngram is None:
+        ngram = NGram(run.folder, run.config, corpus.tokenizer, count_ngrams(corpus, default_order(corpus.tokenizer)))
+    variable, orders = _best_value_counts(run, ngram, corpus, sample)
+    counts = CountModels(ngram, variable, orders, [NGRAM, *([VALUE] if variable else []), CACHE])
+    with run.scoring():
+        nats, groups = Mixture(run.model, run.schema, counts).target_nats(sample, run.batches(sample))
+    halves = np.repeat(np.arange(len(sample)) % 2, sample.lengths)
+    columns, mixed = _choose_components(nats, groups, counts.length_count, halves)
+    weights = fit_weights_by_group(nats[:, columns], groups, counts.length_count)
+    names = [counts.names[column - 1] for column in columns[1:]]
+    if VALUE not in names:
+        variable, orders = None, []
+    mixture = Mixture(run.model, run.schema, CountModels(ngram, variable, orders, names), weights)
+    sums = {
+        name: text_figures.figures_from_nats(part, sample)["perplexity"]
+        for name, part in (("neural", nats[:, 0]), ("ngram", nats[:, 1]), ("mixture", mixed))
+    }
+    with np.errstate(over="ignore"):  # a diverged model has infinite perplexity
+        perplexities = {
+            name: float(np.exp(part.numerator.sum() / part.denominator.sum())) for name, part in sums.items()
+        }
+    gain = perplexity.gain(sums["mixture"], sums["neural"])
+    return mixture, {"components": ["neural", *names], "perplexity": perplexities, **gain.to_row("gain")}
+
+
+def limit_targets(corpus: Corpus, count: int) -> Corpus:
+    """Return a random part of the texts with about `count` targets, or all texts if they have fewer."""
+    if corpus.target_count <= count:
+        return corpus
+    texts = max(1, len(corpus) * count // corpus.target_count)
+    return corpus.select(np.sort(np.random.default_rng(0).permutation(len(corpus))[:texts]))
+
+
+def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> tuple[Variable | None, list[ValueOrder]]:
+    """Count n-grams by the values of a category; return the column and the orders of its counts.
+
+    If there are several categories, it is the one with the fewest nats of development texts, for short n-grams that are
+    counted in a part of the training texts. The user column is left out: counts of one user would reproduce what this
+    user wrote. An unadapted run has no context, and therefore no counts by value.
+    """
+    variables, user = run.schema.categories, run.config.data.user
+    columns = [column for column, variable in enumerate(variables) if variable.source_column != user]
+    if not (columns and run.model.is_adapted):
+        return None, []
+    best_column = columns[0]
+    if len(columns) > 1:
+        part = limit_targets(corpus, MAX_COMPARED_TARGETS)
+        length = COMPARED_CHARACTER_ORDER if corpus.tokenizer.is_character_level else COMPARED_ORDER
+        best_column = min(columns, key=lambda column: _fit_shares(ngram, part, dev, column, length)[1])
+    return variables[best_column], _fit_shares(ngram, corpus, dev, best_column, len(ngram.orders))[0]
+
+
+def _fit_shares(ngram: NGram, corpus: Corpus, dev: Corpus, column: int, highest: int) -> tuple[list[ValueOrder], float]:
+    """Count the n-grams of the orders up to `highest` by the values of a column, and fit s_n of each order.
+
+    Also return the nats of the development texts with the highest order.
+    """
+    histories, grams = (
+        [np.concatenate(ids) for ids in zip(*part, strict=True)] for part in zip(*ngram.blocks(dev), strict=True)
+    )
+    values = np.repeat(values_of_texts(dev, column), dev.lengths)
+    orders, probabilities = count_by_value(ngram, corpus, column, highest), np.full(len(values), ngram.uniform)
+    of_all_texts = ngram.target_probabilities(histories, grams)
+    for order, by_all_texts, history_ids, gram_ids in zip(orders, of_all_texts, histories, grams, strict=False):
+        first_terms, backoffs = order.first_terms(gram_ids, values), order.backoffs(history_ids, values)
+        by_share = {
+            share: first_terms + backoffs * (share * probabilities + (1 - share) * by_all_texts) for share in SHARES
+        }
+        order.share = max(by_share, key=lambda share: float(np.log(by_share[share]).sum()))
+        probabilities = by_share[order.share]
+    return orders, float(-np.log(probabilities).sum())
+
+
+def _choose_components(nats: Floats, groups: Ids, group_count: int, halves: Ids) -> tuple[list[int], Floats]:
+    """Choose the components by cross-validation over `halves` (N,), which has the half of each target, 0 or 1.
+
+    Column 0 of the nats (N, M) of development targets is the neural model, and column 1 the n-gram model. Return the
+    columns of the components, and the nats (N,) in the mixtures whose weights were fitted on the other halves.
+    """
+    optional, results = range(2, nats.shape[1]), list[tuple[float, list[int], Floats]]()
+    candidates: list[tuple[int, ...]] = [(), *((column,) for column in optional), tuple(optional)]
+    for further in dict.fromkeys(candidates):
+        columns, mixed = [0, 1, *further], np.empty(len(nats))
+        parts = nats[:, columns]
+        for half in (0, 1):
+            is_used, is_held_out = halves != half, halves == half
+            weights = fit_weights_by_group(parts[is_used], groups[is_used], group_count)
+            mixed[is_held_out] = mixed_nats(parts[is_held_out], weights[groups[is_held_out]])
+        mean = float(mixed.mean())
+        if not results or mean < results[-1][0] - MIN_IMPROVEMENT:
+            results.append((mean, columns, mixed))
+    return results[-1][1:]
 
 
 class MixedModels:
     """A linear mixture of models with the same vocabulary, which scores texts like a run.
 
-    A corpus has the column of `variable`, if any, and then the context columns of the models; models with the same
-    variables share their columns.
+    A corpus has the column of `variable`, if any, and then the context columns of the distinct schemas of the models.
 
     Args:
         folder: The folder of the mixture.
         models: The models.
         variable: The context variable whose values have separate weights, or None.
-        weights: The weights (G, M). Row 0 has the weights of texts without a known value of the variable, and each
-            further row those of one of its values. By default, all models have the same weight.
+        weights: The weights (G, M), by default equal. Row 0 is for texts without a known value of the variable, and
+            each further row for one of its values.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        models: Sequence["Model"],
-        variable: Variable | None = None,
-        weights: Floats | None = None,
+        self, folder: Path, models: Sequence["Model"], variable: Variable | None = None, weights: Floats | None = None
     ) -> None:
         self.folder, self.models, self.variable = folder, list(models), variable
         self.config: Config = models[0].config
@@ -66,27 +230,13 @@ class MixedModels:
             if model.tokenizer.tokens != self.tokenizer.tokens:
                 raise UserError(f"{models[0].folder} and {model.folder}: cannot mix models with different vocabularies")
         self.precision: str = next((model.precision for model in models if not isinstance(model, NGram)), FLOAT32)
-        self.schemas: list[ContextSchema] = []  # the distinct schemas of the models
+        self.schemas = [ContextSchema(() if variable is None else (variable,))]  # and the distinct ones of the models
         for model in models:
-            if model.schema not in self.schemas:
+            if model.schema not in self.schemas[1:]:
                 self.schemas.append(model.schema)
-        schemas = [ContextSchema(() if variable is None else (variable,)), *self.schemas]
-        self.schema: ContextSchema = ContextSchema(tuple(part for schema in schemas for part in schema.variables))
-        _, *parts = context_parts(schemas)
-        if weights is None:
-            groups = 1 if variable is None else len(variable.values)
-            weights = np.full((groups, len(models)), 1 / len(models))
-        self.predictor = Mixture(
-            [_predictor_of(model) for model in models],
-            [parts[self.schemas.index(model.schema)] for model in models],
-            weights,
-            column=None if variable is None else 0,
-        )
-
-    @property
-    def weights(self) -> Floats:
-        """The weights (G, M)."""
-        return self.predictor.weights
+        self.schema: ContextSchema = ContextSchema(tuple(part for schema in self.schemas for part in schema.variables))
+        group_count = 1 if variable is None else len(variable.values)
+        self.weights = np.full((group_count, len(models)), 1 / len(models)) if weights is None else weights
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "MixedModels":
@@ -105,8 +255,7 @@ class MixedModels:
         try:
             paths = [folder / path for path in saved["models"]]
             by = None if saved["by"] is None else {**saved["by"], "kind": "category"}
-            schema = ContextSchema.from_dict({"variables": [by] if by else []})
-            variable = next(iter(schema.variables), None)
+            variable = next(iter(ContextSchema.from_dict({"variables": [by] if by else []}).variables), None)
             weights = read_weights(saved, 1 if variable is None else len(variable.values), len(paths))
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / FILE}: not a mixture ({error})") from None
@@ -142,20 +291,36 @@ class MixedModels:
                     f"{self.models[0].folder} and {model.folder}: cannot mix models that read texts differently "
                     "(tokenizer, lower case, punctuation or longest text)"
                 )
-        parts = [next(corpus for corpus in corpora if corpus.schema == schema) for schema in self.schemas]
-        corpus = corpora[0]
-        category_columns = [part.categories for part in parts]
+        parts = [next(corpus for corpus in corpora if corpus.schema == schema) for schema in self.schemas[1:]]
+        categories = [part.categories for part in parts]
         if self.variable is not None:
-            _, value_indices = _read_values(source, self.variable)
-            category_columns.insert(0, value_indices[:, None])
+            categories.insert(0, _read_values(source, self.variable)[1][:, None])
         return replace(
-            corpus,
+            corpora[0],
             schema=self.schema,
-            categories=np.concatenate(category_columns, axis=1),
+            categories=np.concatenate(categories, axis=1),
             numbers=np.concatenate([part.numbers for part in parts], axis=1),
             vectors=tuple(vectors for part in parts for vectors in part.vectors),
             words=tuple(words for part in parts for words in part.words),
             prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        )
+
+    def _part(self, corpus: Corpus, schema: ContextSchema) -> Corpus:
+        """Return `corpus` with the columns of one of the schemas of the models."""
+        index = self.schemas.index(schema, 1)
+
+        def place(kind: str) -> slice:
+            begin, end = (sum(len(getattr(other, kind)) for other in self.schemas[:n]) for n in (index, index + 1))
+            return slice(begin, end)
+
+        return replace(
+            corpus,
+            schema=schema,
+            categories=corpus.categories[:, place("categories")],
+            numbers=corpus.numbers[:, place("numbers")],
+            vectors=corpus.vectors[place("vectors")],
+            words=corpus.words[place("texts")],
+            prompts=corpus.prompts[place("prompts")],
         )
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
@@ -163,40 +328,43 @@ class MixedModels:
         nats, groups = self.model_nats(corpus)
         return mixed_nats(nats, self.weights[groups]).astype(np.float32)
 
-    def model_nats(self, corpus: Corpus) -> tuple[Floats, NDArray[np.int64]]:
-        """Return the nats (N, M) of every target under each model, and the row of `weights` of each target (N,)."""
-        with torch.inference_mode(), library.precision(self.precision, self.predictor.device):
-            return self.predictor.target_nats(corpus, self._batches(corpus))
+    def model_nats(self, corpus: Corpus) -> tuple[Floats, Ids]:
+        """Return the nats (N, M) of every target under each model, and the row of `weights` of each target (N,).
 
-    def _batches(self, corpus: Corpus) -> Iterator[Batch]:
-        for rows in corpus.batches(MAX_BATCH_TOKENS, max_texts=self.predictor.texts_at_once):
-            yield corpus.batch(rows).to(self.predictor.device)
+        The nats are infinite where the weight of a model is 0.
+        """
+        groups = np.zeros(len(corpus), np.int64)
+        if self.variable is not None:
+            groups = np.maximum(corpus.categories[:, 0].astype(np.int64), 0)
+        nats = np.full((corpus.target_count, len(self.models)), np.inf)
+        for index, model in enumerate(self.models):
+            is_read = self.weights[groups, index] > 0
+            if is_read.any():
+                part = self._part(corpus, model.schema).select(np.flatnonzero(is_read))
+                nats[np.repeat(is_read, corpus.lengths), index] = model.nats(part).astype(np.float32)
+        return nats, np.repeat(groups, corpus.lengths)
 
-    def fit(self, corpus: Corpus) -> "MixedModels":
-        """Return a mixture of the same models whose weights maximize the likelihood of `corpus`."""
-        nats, groups = MixedModels(self.folder, self.models, self.variable).model_nats(corpus)
-        weights = fit_weights_by_group(nats, groups, len(self.weights))
-        return MixedModels(self.folder, self.models, self.variable, weights)
+    def fit(self, corpus: Corpus) -> tuple[Floats, Ids]:
+        """Set the weights that maximize the likelihood of `corpus`; return its `model_nats`."""
+        self.weights = np.full_like(self.weights, 1 / len(self.models))
+        nats, groups = self.model_nats(corpus)
+        self.weights = fit_weights_by_group(nats, groups, len(self.weights))
+        return nats, groups
 
 
 Model = Run | NGram | MixedModels
 
 
-def _predictor_of(model: Model) -> Predictor:
-    return Mixture.of_ngram(model) if isinstance(model, NGram) else model.predictor
-
-
 def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.int32]]:
-    """Read the column of `variable`; return the variable and, for each row, the index of its value in the variable.
+    """Read the column of `variable`; return the variable and the index of the value of each row.
 
     If `variable` has no values yet, the returned variable has the values of the column.
     """
-    table, offset = open_table(source), 0
+    table, rows = open_table(source), itertools.count(1)
     reader = CategoryReader(Variable(variable.name, "category"), table.name)
     for chunk in table.chunks([variable.name]):
         values = chunk[variable.name]
-        reader.add(values, range(offset + 1, offset + 1 + len(values)))
-        offset += len(values)
+        reader.add(values, list(itertools.islice(rows, len(values))))
     complete = variable if variable.values else reader.build_variable(DataConfig(min_context_count=1))
     return complete, reader.encode(complete)
 
@@ -236,28 +404,21 @@ def mix(
         raise UserError("models: a mixture needs at least one model")
     check_unknown(unknown)
     models = [open_scorer(path, device=device, precision=precision) for path in folders]
-    variable, names = None, ["all texts"]
-    if by is not None:
-        variable, _ = _read_values(dev, Variable(by, "category"))
-        _, *frequent_values = variable.values  # the first is the unknown value
-        names += frequent_values
+    variable = None if by is None else _read_values(dev, Variable(by, "category"))[0]
     mixture = MixedModels(folder, models, variable)
-    corpus = mixture.prepare(dev, unknown=unknown)
-    nats_by_model, groups = mixture.model_nats(corpus)
-    weights_by_group = fit_weights_by_group(nats_by_model, groups, len(mixture.weights))
-    mixture = MixedModels(folder, models, variable, weights_by_group)
+    nats, groups = mixture.fit(mixture.prepare(dev, unknown=unknown))
     files.create_new_folder(folder)
     mixture.save()
-    nats_of_mixture = mixed_nats(nats_by_model, weights_by_group[groups])
+    nats_of_mixture = mixed_nats(nats, mixture.weights[groups])
+    names = ["all texts", *([] if variable is None else variable.values[1:])]  # value 0 is the unknown value
     rows = []
-    for index, (name, weights) in enumerate(zip(names, weights_by_group, strict=True)):
-        # The row 0 is for all texts.
-        is_included = groups == index if index else np.ones(len(groups), dtype=bool)
+    for index, (name, weights) in enumerate(zip(names, mixture.weights, strict=True)):
+        is_included = groups == index if index else np.ones(len(groups), dtype=bool)  # row 0 is for all texts
         row = {
             "value": name,
             "targets": int(is_included.sum()),
             "perplexity": float(np.exp(nats_of_mixture[is_included].mean())),
-            "alone": np.exp(nats_by_model[is_included].mean(axis=0)).tolist(),
+            "alone": np.exp(nats[is_included].mean(axis=0)).tolist(),
             "weights": weights.tolist(),
         }
         rows.append(row)

@@ -2,27 +2,23 @@
 
     minimize  nats / targets + l1 sum |w - w0|          over the weights w of the trained parts, which start at w0
 
-A sparse softmax bias (thesis 2018, section A.1) has w0 = 0 and an l1 per variable.
-The prior on values (the option `value_prior`) adds l2 sum w^2 over the embeddings and the hashed biases of context
-values.
+A sparse softmax bias (thesis 2018, section A.1) has w0 = 0 and an l1 per variable. The prior on values (the option
+`value_prior`) adds l2 sum w^2 over the embeddings and the hashed biases of context values.
 
-The l1 penalty has no gradient at w0. Therefore each step of Adam is followed by a proximal step of the penalty, with
-the step size that Adam has for the weight. The first equation is the step for l1, the second the step for l2:
+The l1 penalty has no gradient at w0. Therefore a proximal step with the step size of Adam follows each step of Adam:
 
     w <- w0 + soft(w - w0, l1 rate / (sqrt(v') + eps))        soft(d, s) = sign(d) max(|d| - s, 0)
     w <- w0 + (w - w0) / (1 + 2 l2 rate / (sqrt(v') + eps))
 
 Here rate is the learning rate, v' Adam's mean of squared gradients of the weight, and eps Adam's small constant.
 With l1, a weight stays exactly at w0 unless the absolute value of Adam's mean of the weight's gradients exceeds l1.
-
-Shapes: F features (columns of a bias).
+F is the number of features (columns of a bias).
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -61,20 +57,15 @@ def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
     for name in PARTS:
         if name in selected - existing:
             listing = ", ".join(part for part in PARTS if part in existing)
-            is_frozen = name in {part_of(parameter) for parameter, _ in model.named_parameters()}
-            reason = " that is trained, because its base is frozen" if is_frozen else ""
-            raise UserError(f"this model has no part {name!r}{reason}; it has {listing}")
+            raise UserError(f"this model has no part {name!r} that can be trained; it has {listing}")
     return tuple(name for name in PARTS if name in selected)
 
 
-@dataclass(frozen=True)
-class Penalty:
-    """Penalties on the distance of a parameter from its start.
+class Penalty(NamedTuple):
+    """Penalties on the distance of a parameter from its `start` w0, which has the shape of the parameter.
 
-    Attributes:
-        start: The start w0, with the shape of the parameter.
-        l1: The penalty on absolute distances, in nats per unit of distance: a number, or one per column (F,).
-        l2: The penalty on squared distances, in nats per unit of squared distance.
+    `l1` is the penalty on absolute distances, in nats per unit of distance: a number, or one per column (F,). `l2` is
+    that on squared distances.
     """
 
     start: Tensor
@@ -93,34 +84,29 @@ class Penalty:
         parameter.copy_(torch.where(is_moved, self.start + shrunk_distance.copysign_(distance), self.start))
 
 
-Penalties = dict[Tensor, Penalty]  # by parameter
-
-
-def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
+def penalties(run: Run, start: "StartingPoint | None") -> dict[Tensor, Penalty]:
     """Return the penalties of a run by parameter.
 
     A fine-tuning with an l1 penalizes all parameters. Any other run has the prior on values and the l1 of a sparse
     softmax bias, if these options are set.
     """
+    model, training = run.model, run.config.training
     if start and start.l1:
-        parameters = run.model.own_parameters().items()
-        return {parameter: Penalty(start.values[name].to(parameter.device), start.l1) for name, parameter in parameters}
-    penalty_of: Penalties = {}
-    training = run.config.training
+        return {
+            parameter: Penalty(start.values[name].to(parameter.device), start.l1)
+            for name, parameter in model.own_parameters().items()
+        }
+    tables: list[Tensor] = []
     if training.value_prior:
-        encoder, hashed_bias = run.model.encoder, getattr(run.model.head, "hashed", None)
-        tables = [*(encoder.tables if encoder else ()), *([hashed_bias.weight] if hashed_bias is not None else [])]
-        for table in tables:
-            if table.requires_grad:
-                penalty_of[table] = Penalty(torch.zeros_like(table), l1=0.0, l2=training.value_prior)
-    sparse_bias = sparse_bias_of(run)
-    if sparse_bias is not None and sparse_bias.weight.requires_grad:
-        weight = sparse_bias.weight
-        names = [variable.name for variable in run.schema.categories]
+        hashed_bias = getattr(model.head, "hashed", None)
+        tables = [*(model.encoder.tables if model.encoder else ()), *([hashed_bias.weight] if hashed_bias else [])]
+    penalty_of = {table: Penalty(torch.zeros_like(table), 0.0, training.value_prior) for table in tables}
+    if sparse_bias := sparse_bias_of(run):
+        weight, names = sparse_bias.weight, [variable.name for variable in run.schema.categories]
         l1 = sparse_bias.per_column(sparse_penalties(training.sparse_l1, names)).to(weight.device)
         if bool(l1.any()):
             penalty_of[weight] = Penalty(torch.zeros_like(weight), l1)
-    return penalty_of
+    return {parameter: penalty for parameter, penalty in penalty_of.items() if parameter.requires_grad}
 
 
 def sparse_bias_of(run: Run) -> OneHotBias | None:
@@ -141,14 +127,11 @@ def take_proximal_steps(optimizer: Optimizer, penalties: Mapping[Tensor, Penalty
                 penalties[parameter].proximal_step(parameter, step_sizes)
 
 
-@dataclass(frozen=True)
-class StartingPoint:
+class StartingPoint(NamedTuple):
     """The start of a fine-tuning.
 
-    Attributes:
-        values: The starting value w0 of each saved tensor, by the name of the tensor.
-        parts: The parts that are trained.
-        l1: The penalty on the distance from w0, in nats per unit of distance.
+    `values` are the starting value w0 of each saved tensor by its name, `parts` the parts that are trained, and `l1` is
+    the penalty on the distance from w0, in nats per unit of distance.
     """
 
     values: dict[str, Tensor]

@@ -13,17 +13,15 @@ These changes have a closed form, so a row is updated only when it is read again
     m <- b1^(u - t) m        v <- b2^(u - t) v        c_s = sqrt(1 - b2^s) / (1 - b1^s)        p = b1 / sqrt(b2)
     eps' = eps sqrt((1 - b2^(t + 1)) / b2)
 
-The sums for all t are kept up to date: each step adds its term to those of the last `WINDOW` steps; for earlier steps,
-p^(s - t) is smaller than the rounding of the sum.
-From t to u, the result differs from dense Adam in two ways: eps keeps its size relative to sqrt(v), and the weight
-decay does not reduce the move along m.
+Each step adds its term to the sums of the last `WINDOW` steps t; for earlier ones, p^(s - t) is below the rounding of
+the sum. From t to u, the result differs from dense Adam in two ways: eps keeps its size relative to sqrt(v), and the
+weight decay does not reduce the move along m.
 
 Shapes: V rows of a table, U rows that a step reads; "." is the number of columns, which may differ between tables.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,22 +33,13 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 DECAY = BETA1 / BETA2**0.5  # p
 WINDOW = 400  # steps; p^400 is 6e-19
 
-
-class _Factors(NamedTuple):
-    """The factors of one step s, in the notation of the module header."""
-
-    decay: float  # 1 - rate decay, the factor of w
-    rate: float  # rate / (1 - b1^s), the factor of m
-    correction: float  # 1 / (1 - b2^s), the factor of v
+Factors = tuple[float, float, float]  # of w, m and v in a step: 1 - rate decay, rate / (1 - b1^s) and 1 / (1 - b2^s)
 
 
 class RowAdam:
-    """Adam for the rows that a step reads; `catch_up` must be called for these rows before the step reads them.
+    """Adam for the rows that a step reads of `tables` (V, .), whose rows are read together.
 
-    Args:
-        tables: Parameters (V, .) whose rows are read together.
-        max_steps: The largest number of steps.
-        weight_decay: The decoupled weight decay.
+    `catch_up` must be called for these rows before the step reads them.
     """
 
     def __init__(self, tables: Sequence[nn.Parameter], max_steps: int, weight_decay: float) -> None:
@@ -105,7 +94,7 @@ class RowAdam:
         """Take a step with a learning rate on up-to-date `rows` (U,), with the `gradients` (U, .) of each table."""
         self.add_rate(rate)
         step = len(self.rates)
-        factors = _Factors(1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step))
+        factors = 1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step)
         constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])
         for (table, state), gradient in zip(self.state.items(), gradients, strict=True):
             mean, squared_mean = state.values()
@@ -133,10 +122,11 @@ def _catch_up(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, r
     mean[rows], squared_mean[rows] = m.mul_(mean_decay), v.mul_(squared_mean_decay)
 
 
-def _step(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, gradient: Tensor, factors: _Factors) -> None:
+def _step(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, gradient: Tensor, factors: Factors) -> None:
     """Take a step of Adam on `rows` (U,) of a table, of its `mean` (m) and of its `squared_mean` (v)."""
+    decay, rate, correction = factors
     m = mean[rows].lerp_(gradient, 1 - BETA1)
     v = squared_mean[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    divisor = (v * factors.correction).sqrt_().add_(EPSILON)
-    table[rows] = table[rows].mul_(factors.decay).addcdiv_(m, divisor, value=-factors.rate)
+    divisor = (v * correction).sqrt_().add_(EPSILON)
+    table[rows] = table[rows].mul_(decay).addcdiv_(m, divisor, value=-rate)
     mean[rows], squared_mean[rows] = m, v

@@ -1,17 +1,21 @@
-"""Rules that choose the unspecified options of a training from the `TableFacts` of a table and the number of passes.
+"""The options of a training that the user did not specify, chosen from the table and the time that it may take.
 
-The rules were derived from trials on many tables (LOG.md).
+Nothing is measured, so that the same command gives the same plan on every machine. The rules were derived from trials
+on many tables (LOG.md).
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
 
-from factorcell.config import Config, ModelConfig
+from factorcell.config import RECORDED, Config, ModelConfig, option_sections, section_types, selected_kinds
 from factorcell.data.corpus import Corpus
 from factorcell.errors import check_choice
 from factorcell.nn.devices import find_device
-from factorcell.options.choices import PRESETS
+from factorcell.nn.language_model import head_class
+from factorcell.nn.output import SoftmaxHead
+from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS
 from factorcell.options.option_fields import NAMES, HuggingFaceOptions
 
 # Passes over a table of a million targets; larger tables need fewer passes.
@@ -20,8 +24,7 @@ MIN_PASSES, MAX_PASSES = 0.25, 40.0
 # Targets that a training of a small model reads in a minute on two cores with AVX2: with a time limit, sizes, dropout
 # rates and evaluations are those for this speed, so that they do not depend on the machine.
 TARGETS_PER_MINUTE = 1_500_000
-# Development targets of an evaluation and training targets whose n-grams are counted, per minute of the time limit; an
-# evaluation then takes about half a percent of the time
+# Development targets of an evaluation and training targets whose n-grams are counted, per minute of the time limit.
 DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINUTE = 6_000, 100, 1_000_000
 # Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
 # and a cost of a fraction of a second that each may always have.
@@ -48,6 +51,7 @@ USER_OPTIONS = {"output_bias": (), "context_size": 20, "variable_size": 20, "dro
 USER_ADAPTERS = {5e6: (("concat",), 4), 2e7: (("concat", "factor"), 12), math.inf: (("concat", "factor"), 50)}
 
 Options = dict[str, Any]  # option -> value
+SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 
 # Options of a model with a Transformer, which differ from those of a recurrent model. They are usual values; a study of
 # learning rates is still to be made.
@@ -62,29 +66,25 @@ FROZEN_TRANSFORMER: Options = {
 TRAINED_BASE: Options = {"learning_rate": 1e-4}  # in addition to `FROZEN_TRANSFORMER`
 
 
+class Budget(TypedDict, total=False):
+    """How long a training may last, as in `fit`."""
+
+    minutes: float | None
+    preset: str | None
+
+
 @dataclass(frozen=True)
 class TableFacts:
-    """Properties of a table that determine its options.
+    """Properties of a table that determine its options."""
 
-    Attributes:
-        targets: The number of training targets.
-        vocabulary: The number of tokens in the vocabulary.
-        is_character_level: Whether tokens are characters or graphemes.
-        max_values: The largest number of values of a categorical context column; 0 without such a column.
-        texts_per_value: The mean number of texts per value of the column with the most values; 0 without such a column.
-        dev_targets: The number of development targets.
-        has_users: Whether the table names the users who wrote the texts.
-        has_names: Whether a column, apart from that of the users, is a category with frequent values.
-    """
-
-    targets: int
+    targets: int  # of training
     vocabulary: int
-    is_character_level: bool
-    max_values: int = 0
-    texts_per_value: float = 0.0
+    is_character_level: bool  # whether tokens are characters or graphemes
+    max_values: int = 0  # largest number of values of a categorical context column; 0 without such a column
+    texts_per_value: float = 0.0  # mean number of texts per value of the column with the most values
     dev_targets: int = 0
-    has_users: bool = False
-    has_names: bool = False
+    has_users: bool = False  # whether the table names the users who wrote the texts
+    has_names: bool = False  # whether a column, apart from that of the users, is a category with frequent values
 
     @classmethod
     def of(cls, corpus: Corpus, dev: Corpus, *, user: str = "") -> "TableFacts":
@@ -112,6 +112,71 @@ class TableFacts:
         return MAX_PASSES if self.is_character_level else MAX_WORD_PASSES
 
 
+def plan(
+    specified: SpecifiedOptions, corpus: Corpus, dev: Corpus, minutes: float | None = None, preset: str | None = None
+) -> Config:
+    """Return all options of a training on `corpus`: the `specified` options, and those that the rules choose.
+
+    With `minutes`, `epochs` is the largest number of passes that the training makes. The default of `preset` is "good",
+    or "best" with `minutes`.
+    """
+    preset, config = preset or ("good" if minutes is None else "best"), Config.from_dict(specified)
+    facts, training = TableFacts.of(corpus, dev, user=config.data.user), specified.get("training", {})
+    max_passes = float(training.get("epochs") or default_passes(facts, preset))
+    if steps := training.get("steps"):
+        tokens_per_batch = training.get("batch_tokens") or default_batch_tokens(facts)
+        max_passes = steps / max(1.0, facts.targets / tokens_per_batch)
+    passes, dev_targets = max_passes, config.training.max_dev_targets
+    if minutes is not None:
+        # An evaluation takes about half a percent of the time.
+        targets_per_minute = DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else DEV_TARGETS_PER_MINUTE
+        dev_targets = max(1, round(minutes * targets_per_minute))
+        facts = replace(facts, dev_targets=min(facts.dev_targets, dev_targets))
+        # The passes on a machine of ordinary speed.
+        passes = min(max_passes, float(f"{minutes * TARGETS_PER_MINUTE / max(1, facts.targets):.2g}"))
+    chosen, defaults = unspecified_options(specified), default_options(facts, passes)
+    # The counts would reproduce what single users wrote.
+    defaults["ngram_mixture"] = preset == "best" and not config.data.user
+    if isinstance(config.backbone, HuggingFaceOptions):
+        defaults |= transformer_options(config.backbone, facts)
+    if not issubclass(head_class(config.head.kind), SoftmaxHead):  # only this head has a sampled loss
+        defaults["samples"] = 0
+    planned = config.with_options(**{name: defaults[name] for name in chosen if name in defaults})
+    if "batch_tokens" in chosen and find_device(planned.training.device, planned.backbone).type == "cuda":
+        planned = planned.with_options(batch_tokens=gpu_batch_tokens(facts, passes))
+    training_config = planned.training if minutes is None else replace(planned.training, epochs=max_passes)
+    return replace(planned, training=replace(training_config, max_dev_targets=dev_targets))
+
+
+def unspecified_options(specified: SpecifiedOptions) -> tuple[str, ...]:
+    """Return the names of the options that are chosen automatically."""
+    names = {name for values in specified.values() for name in values}
+    # Only options of the selected kinds exist: for example, another backbone may have no `hidden_size`.
+    types = section_types(selected_kinds(specified)).values()
+    unspecified = {field.name for section_type in types for field in fields(section_type)} - names
+    return tuple(name for group in AUTOMATIC_OPTIONS.values() for name in group if name in unspecified)
+
+
+def add_options(specified: SpecifiedOptions, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the `specified` options with further `options`, which are named without their sections."""
+    sections = {section: dict(values) for section, values in specified.items()}
+    section_by_option = option_sections(selected_kinds(specified))
+    for name, value in options.items():
+        sections.setdefault(section_by_option[name], {})[name] = value
+    return sections
+
+
+def resumed_config(specified: SpecifiedOptions, saved: Config) -> Config:
+    """Return the options of a training that resumes: the `specified` ones replace those of the `saved` config."""
+    options = {
+        section if name == "kind" else name: value
+        for section, values in specified.items()
+        for name, value in values.items()
+        if name not in RECORDED
+    }
+    return saved.with_options(**options)
+
+
 def default_passes(facts: TableFacts, preset: str) -> float:
     """Return the number of passes over a table that a preset stands for."""
     check_choice("preset", preset, PRESETS)
@@ -120,30 +185,16 @@ def default_passes(facts: TableFacts, preset: str) -> float:
     return float(f"{limited_passes:.2g}")  # two significant digits
 
 
-def passes_in(minutes: float, facts: TableFacts) -> float:
-    """Return the number of passes that a training makes in the given minutes on a machine of ordinary speed."""
-    return float(f"{minutes * TARGETS_PER_MINUTE / max(1, facts.targets):.2g}")
-
-
-def dev_targets_in(minutes: float, config: Config) -> int:
-    """Return the number of development targets that an evaluation reads in a training of the given minutes."""
-    return max(1, round(minutes * (DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else DEV_TARGETS_PER_MINUTE)))
-
-
 def classifier_cost(minutes: float, targets: int) -> float:
     """Return the largest cost of a linear classifier of each of several targets after a training of the given time."""
     return max(MIN_CLASSIFIER_COST, minutes * CLASSIFIER_COST_PER_MINUTE / max(1, targets))
 
 
-def completed_texts(minutes: float, config: Config) -> int:
-    """Return the number of texts to which a training of the given minutes fits the settings of completion."""
+def completion_effort(minutes: float, config: Config) -> tuple[int, float]:
+    """Return the texts and the seconds in which a training of the given minutes fits the settings of completion."""
     count = max(MIN_COMPLETED_TEXTS, min(MAX_COMPLETED_TEXTS, round(minutes * COMPLETED_TEXTS_PER_MINUTE)))
-    return count // SLOWER_BASE if is_slow(config) else count
-
-
-def completion_seconds(minutes: float) -> float:
-    """Return how long a training of the given minutes may fit the settings of completion."""
-    return max(MIN_COMPLETION_SECONDS, minutes * COMPLETION_SECONDS_PER_MINUTE)
+    seconds = max(MIN_COMPLETION_SECONDS, minutes * COMPLETION_SECONDS_PER_MINUTE)
+    return count // SLOWER_BASE if is_slow(config) else count, seconds
 
 
 def is_slow(config: Config) -> bool:
@@ -152,33 +203,22 @@ def is_slow(config: Config) -> bool:
     return is_pretrained and find_device(config.training.device, config.backbone).type == "cpu"
 
 
-def steps_per_pass(facts: TableFacts, tokens_per_batch: int | None = None) -> float:
-    """Return about the number of steps of a pass over the table; by default, with batches of the automatic size."""
-    automatic = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
-    return max(1.0, facts.targets / (tokens_per_batch or automatic))
-
-
 def default_options(facts: TableFacts, epochs: float) -> Options:
     """Return the options of a training of `epochs` passes."""
     targets_read = epochs * facts.targets
     if facts.is_character_level:
-        embedding_size = 50
-        hidden_size, layer_norm = _look_up(
-            targets_read, {5e5: (150, False), 2e6: (250, False), 2e7: (300, False), math.inf: (600, True)}
-        )
+        embedding_size, hidden_size = 50, _look_up(targets_read, {5e5: 150, 2e6: 250, 2e7: 300, math.inf: 600})
+        layer_norm = facts.learns_users or targets_read > 2e7
         optimizer_options = {"learning_rate": 7e-3, "token_rate": 3.0, "weight_decay": 0.0}
     else:
-        embedding_size, hidden_size = _look_up(
-            targets_read, {2e6: (100, 150), 8e6: (150, 200), 4e7: (200, 300), math.inf: (256, 400)}
-        )
+        sizes = {2e6: (100, 150), 8e6: (150, 200), 4e7: (200, 300), math.inf: (256, 400)}
+        embedding_size, hidden_size = _look_up(targets_read, sizes)
         layer_norm = False
         optimizer_options = {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
-    if facts.learns_users:
-        layer_norm = True
     return {
         **{"embedding_size": embedding_size, "hidden_size": hidden_size, "layer_norm": layer_norm, "epochs": epochs},
         "samples": 0 if facts.vocabulary <= MAX_EXACT_VOCABULARY else 1000,
-        "batch_tokens": batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS),
+        "batch_tokens": default_batch_tokens(facts),
         **_context_options(facts, targets_read),
         **_dropout_options(facts, epochs),
         **optimizer_options,
@@ -208,12 +248,8 @@ def _context_options(facts: TableFacts, targets_read: float) -> dict[str, Any]:
     if facts.learns_users:
         adapt, rank = _look_up(targets_read, USER_ADAPTERS)
         return {**USER_OPTIONS, "adapt": adapt, "rank": rank}
-    if 0 < facts.max_values <= 10:
-        size = 8
-    elif facts.max_values <= 100:  # includes 0, if no column is a category
-        size = 16
-    else:
-        size = 24
+    # 0 values: no column is a category.
+    size = _look_up(facts.max_values, {0: 16, 10: 8, 100: 16, math.inf: 24})
     has_few_texts = 0 < facts.texts_per_value < FEW_TEXTS
     rank, dropout = (4, 0.2) if has_few_texts else (12, 0.0)
     return {
@@ -250,10 +286,14 @@ def _evaluation_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
     return {"evaluations": count, "patience": 3 if count >= 6 else 0}
 
 
+def default_batch_tokens(facts: TableFacts) -> int:
+    """Return the tokens per batch of a training on a processor."""
+    return batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
+
+
 def gpu_batch_tokens(facts: TableFacts, epochs: float) -> int:
     """Return the tokens per batch of a training of `epochs` passes on a GPU."""
-    smallest = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
-    return max(smallest, batch_tokens(facts.targets, epochs, MIN_GPU_STEPS, MAX_GPU_BATCH_TOKENS))
+    return max(default_batch_tokens(facts), batch_tokens(facts.targets, epochs, MIN_GPU_STEPS, MAX_GPU_BATCH_TOKENS))
 
 
 def batch_tokens(targets: int, epochs: float, min_steps: int, max_tokens: int) -> int:

@@ -3,14 +3,14 @@
     share = step / steps                                                    without a time limit
     share = max(step / steps, seconds / (max_seconds - further reserve))    with one, but never less than before
 
-With a time limit, the number of steps follows the speed of the machine, and the learning rate has always decayed when
-the time is used up; `steps` then is the largest number of steps. The work after the steps takes longer on a machine
-that does other work too: a further reserve grows with the recent slowdown, which is the ratio of the time to the
-processor time of the thread that trains.
+With a time limit, the learning rate has always decayed when the time is used up; `steps` then is the largest number of
+steps. The work after the steps takes longer on a busy machine: a further reserve grows with the recent slowdown, which
+is the ratio of the time to the processor time of the thread that trains.
 """
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 # Reserve for the work after the steps on an idle machine: a share of the time limit, but at most some seconds and a
@@ -22,14 +22,10 @@ SLOWDOWN_WINDOW = 0.05  # share of the time limit over which the slowdown is ave
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
 
-@dataclass(frozen=True)
-class TimeLimit:
-    """The time limit of the steps and evaluations of a training.
+class TimeLimit(NamedTuple):
+    """The limit of the seconds from `start`, a time of `perf_counter`, to the end of the last step.
 
-    Attributes:
-        seconds: The longest duration from `start` to the end of the last step.
-        start: The time of `perf_counter` at the start of the command.
-        reserve: The seconds for the work after the steps on an idle machine.
+    `reserve` is the seconds for the work after the steps on an idle machine.
     """
 
     seconds: float
@@ -46,45 +42,28 @@ class TimeLimit:
         return cls(seconds - reserve, start, reserve)
 
     def remaining_seconds(self, now: float) -> float:
-        """Return the seconds that a training may take that begins at the time `now` of `perf_counter`."""
+        """Return the seconds that a training may take that begins at the time `now`."""
         return max(MIN_TRAINING_SHARE * self.seconds, self.seconds - (now - self.start))
 
 
 @dataclass
 class Progress:
-    """The counters of a training, which a checkpoint stores next to the tensors.
+    """The counters of a training, which a checkpoint stores next to the tensors."""
 
-    Attributes:
-        steps: The number of steps of the training; with a time limit, the largest number.
-        max_seconds: The time limit of `seconds`.
-        reserve: The seconds for the work after the steps on an idle machine.
-        step: The number of steps taken.
-        tokens: The number of targets that these steps learned.
-        seconds: The duration of the training so far, with its evaluations.
-        slowdown: The recent ratio of the duration to the processor time, from 1 to `MAX_SLOWDOWN`.
-        time_share: The share of the time limit that is used, at its largest so far.
-        best: The lowest development perplexity so far.
-        evaluations: The number of evaluations that were due so far.
-        evaluations_since_best: The number of evaluations since the one with the lowest perplexity.
-        rows: The number of rows of the log.
-        nats: The sum of the losses of all targets since the last row of losses in the log.
-        tokens_at_last_row: The value of `tokens` when the last row of losses was written.
-    """
-
-    steps: int = 1
-    max_seconds: float = math.inf
-    reserve: float = 0.0
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    slowdown: float = 1.0
-    time_share: float = 0.0
-    best: float = math.inf
-    evaluations: int = 0
+    steps: int = 1  # of the training; with a time limit, the largest number
+    max_seconds: float = math.inf  # the time limit of `seconds`
+    reserve: float = 0.0  # as in `TimeLimit`
+    step: int = 0  # number of steps taken
+    tokens: int = 0  # targets that these steps learned
+    seconds: float = 0.0  # duration so far, with evaluations
+    slowdown: float = 1.0  # recent ratio of the duration to the processor time, from 1 to `MAX_SLOWDOWN`
+    time_share: float = 0.0  # share of the time limit that is used, at its largest so far
+    best: float = math.inf  # lowest development perplexity so far
+    evaluations: int = 0  # that were due so far
     evaluations_since_best: int = 0
-    rows: int = 0
-    nats: float = 0.0
-    tokens_at_last_row: int = 0
+    rows: int = 0  # of the log
+    nats: float = 0.0  # sum of the losses of all targets since the last row of losses in the log
+    tokens_at_last_row: int = 0  # `tokens` at that row
 
     @property
     def share(self) -> float:

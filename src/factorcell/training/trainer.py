@@ -1,15 +1,14 @@
 """The trainer, which takes steps, evaluates the model, and writes the log and checkpoints.
 
-The random numbers of a step depend only on the seed and the step number, and the batches of an epoch only on the seed
-and the epoch number.
-Therefore a checkpoint needs no random state, and a resumed training has bitwise the same result (on one thread).
+The random numbers of a step depend only on the seed and the step, and the batches of an epoch only on the seed and the
+epoch. Therefore a checkpoint needs no random state, and a resumed training has bitwise the same result on one thread.
 """
 
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Adapter
-from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
+from factorcell.config import Config
+from factorcell.data.corpus import (
+    Batch,
+    Corpus,
+    extend_hashes,
+    is_known_target,
+    target_frequencies,
+    target_offsets,
+)
+from factorcell.data.counts import count_users
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
@@ -37,12 +45,13 @@ from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.schedule import Progress, TimeLimit, learning_rate
-from factorcell.training.shared_targets import SharedTargets
 
 FORMAT = 1  # version of checkpoints
 TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to this norm
 WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that of a pretrained base
+# n of the n-grams that `min_users` users must have written: of words, and of characters, graphemes and pieces of words.
+WORD_ORDER, CHARACTER_ORDER = 2, 4
 
 Row = dict[str, Any]
 
@@ -77,6 +86,51 @@ def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
     return row, figures
 
 
+@dataclass(frozen=True)
+class SharedTargets:
+    """Which targets of a corpus are learned, because at least `min_users` users wrote their n-grams.
+
+    The n-gram is the target and the n - 1 tokens before it, or fewer at the start of a text. The model reads all texts,
+    but rare content (a password, a name) adds nothing to the loss.
+    """
+
+    is_learned: Tensor  # whether each target is learned, text after text (targets,)
+    starts: Tensor  # index of the first target of each text, followed by the number of targets (texts + 1,)
+
+    @classmethod
+    def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
+        """Find the targets whose n-gram at least `min_users` users wrote; texts without a user are not counted."""
+        is_word_level = not (corpus.tokenizer.is_character_level or corpus.tokenizer.is_subword)
+        order = WORD_ORDER if is_word_level else CHARACTER_ORDER
+        distinct_ngrams, ngram_of_target = np.unique(ngram_hashes(corpus, order), return_inverse=True)
+        user_of_target = np.repeat(corpus.users, corpus.lengths)
+        user_counts = count_users(ngram_of_target, user_of_target, len(distinct_ngrams))
+        is_learned = (user_counts >= config.training.min_users)[ngram_of_target]
+        return cls(torch.from_numpy(is_learned), torch.from_numpy(target_offsets(corpus)))
+
+    def mask(self, batch: Batch) -> Tensor:
+        """Return a mask (B, T) that is true at the learned targets of `batch`."""
+        positions = torch.arange(batch.tokens.shape[1] - 1)
+        first_targets = self.starts[batch.rows.cpu()]
+        # The index of each target in the corpus. Indices of padding are limited to the last target.
+        targets = (first_targets[:, None] + positions).clamp(max=len(self.is_learned) - 1)
+        return self.is_learned[targets].to(batch.tokens.device) & batch.mask()
+
+
+def ngram_hashes(corpus: Corpus, order: int) -> NDArray[np.uint64]:
+    """Return, for each target, a 64-bit hash of the n-gram that ends with it: up to `order` tokens of the same text."""
+    tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
+    positions = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
+    hashes = np.zeros(len(tokens), dtype=np.uint64)
+    for distance in range(order - 1, -1, -1):
+        # The token `distance` positions before each token, or 0 if that position is before the text.
+        previous = np.zeros_like(tokens)
+        earlier_tokens = tokens[: len(tokens) - distance]
+        previous[distance:] = np.where(positions[distance:] >= distance, earlier_tokens, 0)
+        hashes = extend_hashes(hashes, previous)
+    return hashes[positions > 0]
+
+
 class Trainer:
     """The training of a run: its data, its optimizers and its progress, with the methods that take steps."""
 
@@ -88,7 +142,8 @@ class Trainer:
         library.retain_freed_memory()
         self.device = find_device(run.config.training.device, run.config.backbone)
         self.precision = find_precision(run.config.training.precision, self.device, run.config.backbone)
-        self.run, self.config = run.to(self.device), run.config.training
+        run.model.to(self.device)
+        self.run, self.config = run, run.config.training
         self.corpus, self.dev = corpus, dev
         self.stop = Stop()
         # With the shorter warm-up, some trainings of a pretrained base diverge (docs/results/transformers.md).
@@ -112,61 +167,42 @@ class Trainer:
                 smoothed_counts = token_counts + 1
                 run.model.head.initialize(torch.from_numpy(np.log(smoothed_counts / smoothed_counts.sum())))
         self.penalties = proximal.penalties(run, self.starting_point)
-        self.row_optimizers: list[RowAdam] = []
-        token_tables = [table for table_group in run.model.head.row_tables() for table in table_group]
+        token_tables = list(itertools.chain.from_iterable(run.model.head.row_tables()))
         # `RowAdam` can neither freeze a table, as a fine-tuning of other parts requires, nor apply penalties.
         is_row_adam_possible = all(table.requires_grad and table not in self.penalties for table in token_tables)
-        if self.proposal and is_row_adam_possible:
-            self.row_optimizers = [
-                RowAdam(table_group, steps, self.config.weight_decay) for table_group in run.model.head.row_tables()
-            ]
+        row_tables = run.model.head.row_tables() if self.proposal and is_row_adam_possible else []
+        self.row_optimizers = [RowAdam(tables, steps, self.config.weight_decay) for tables in row_tables]
         parameter_groups = self._parameter_groups(token_tables)
         self.optimizer = torch.optim.AdamW(parameter_groups, lr=self.config.learning_rate, fused=True)
         observe(run.model, self.corpus)
 
-    def learning_rate(self) -> float:
-        """Return the learning rate of the next step, without the factors of parameter groups."""
-        step, steps = self.progress.share * self.progress.steps, self.progress.steps
-        return learning_rate(step, steps, self.config.learning_rate, self.warmup)
-
     def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and tables.
 
-        The learning rate of a group is the rate of the step times the `factor` of the group; adapters of high rank have
-        groups of their own. The tables have a row per token or per context value, and most steps read few of their
-        rows. The token tables are omitted if `RowAdam` optimizes them.
+        The learning rate of a group is that of the step times its `factor`; adapters of high rank have groups of their
+        own. Most steps read few rows of the tables. `RowAdam` optimizes token tables, if there is one.
         """
-        encoder = self.run.model.encoder
-        value_tables = [] if encoder is None else list(encoder.tables)
-        tables = [*token_tables, *value_tables]
-        other_parameters = [
-            parameter for parameter in self.parameters.values() if not any(parameter is table for table in tables)
-        ]
-        matrices = [parameter for parameter in other_parameters if parameter.dim() > 1]
-        vectors = [parameter for parameter in other_parameters if parameter.dim() <= 1]
-        decay = self.config.weight_decay
-        adapters = [module for module in self.run.model.modules() if isinstance(module, Adapter)]
+        model, decay = self.run.model, self.config.weight_decay
+        value_tables = list(model.encoder.tables) if model.encoder else []
+        tables = dict.fromkeys([*token_tables, *value_tables])
+        others = [parameter for parameter in self.parameters.values() if parameter not in tables]
+        adapters = [module for module in model.modules() if isinstance(module, Adapter)]
         factors = {parameter: adapter.rate_factor for adapter in adapters for parameter in adapter.parameters()}
-        matrices_by_factor = defaultdict[float, list[nn.Parameter]](list)
-        for matrix in matrices:
-            matrices_by_factor[factors.get(matrix, 1.0)].append(matrix)
+        matrices = defaultdict[float, list[nn.Parameter]](list)  # by factor
+        for parameter in others:
+            if parameter.dim() > 1:
+                matrices[factors.get(parameter, 1.0)].append(parameter)
+        vectors = [parameter for parameter in others if parameter.dim() <= 1]
+        dense_tables = value_tables if self.row_optimizers else list(tables)
         return [
-            *(
-                {"params": group, "weight_decay": decay, "factor": factor}
-                for factor, group in matrices_by_factor.items()
-            ),
+            *({"params": group, "weight_decay": decay, "factor": factor} for factor, group in matrices.items()),
             {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
-            {
-                "params": value_tables if self.row_optimizers else tables,
-                "weight_decay": decay,
-                "factor": self.config.token_rate,
-            },
+            {"params": dense_tables, "weight_decay": decay, "factor": self.config.token_rate},
         ]
 
     def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the rows of the texts of each batch of an epoch, in the order of the batches."""
-        config = self.config
-        return self.corpus.batches(config.batch_tokens, config.seed, epoch)
+        return self.corpus.batches(self.config.batch_tokens, self.config.seed, epoch)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches from the current step to the last."""
@@ -182,10 +218,11 @@ class Trainer:
 
     def step(self, batch: Batch) -> None:
         """Take one step of Adam on `batch`."""
-        rate = self.learning_rate()
+        position, steps = self.progress.share * self.progress.steps, self.progress.steps
+        rate = learning_rate(position, steps, self.config.learning_rate, self.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = group["factor"] * rate
-        target_count = self.shared_targets.count(batch) if self.shared_targets else int(batch.lengths.sum())
+        target_count = self.target_count(batch)
         batch = batch.to(self.device)
         nats, sampled_rows, row_values = self.nats(batch)
         loss = nats.sum() / target_count
@@ -206,11 +243,14 @@ class Trainer:
         self.progress.tokens += target_count
         self.progress.nats += float(loss.detach()) * target_count
 
+    def target_count(self, batch: Batch) -> int:
+        """Return the number of learned targets of `batch`, or 1 if it has none, so that it can divide the loss."""
+        return max(1, int((self.shared_targets.mask(batch) if self.shared_targets else batch.lengths).sum()))
+
     def nats(self, batch: Batch) -> tuple[Tensor, SampledRows | None, RowValues]:
         """Return the nats (B, T) of the targets of a batch, 0 for padding and for targets that are not learned.
 
-        With a sampled loss and `RowAdam`, also return the rows of the token tables that the loss reads, and the values
-        of these rows.
+        With `RowAdam`, also return the rows of the token tables that the loss reads, and the values of these rows.
         """
         step, seed, model = self.progress.step, self.config.seed, self.run.model
         dropout = model.config.dropout_context
@@ -244,26 +284,19 @@ class Trainer:
         return norm
 
     def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
-        """Return the error about a loss that is not finite; its message lists the rows of the batch that cause it."""
-        row_numbers = self._causes_of_not_finite(batch, nats)
+        """Return the error about a loss that is not finite; it lists the rows of the batch that cause it.
+
+        These are the rows with nats that are not finite, or else with such gradients, or else all rows.
+        """
+        rows = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
+        rows = rows or [row for row in batch.rows.tolist() if not self._has_finite_gradient(row)]
+        row_numbers = sorted(row + 1 for row in rows or batch.rows.tolist())
         noun = "row" if len(row_numbers) == 1 else "rows"
         listing = ", ".join(map(str, row_numbers[:5])) + (", ..." if len(row_numbers) > 5 else "")
         return UserError(
             f"the loss is not finite at step {self.progress.step + 1}, {noun} {listing} of the training data; "
             f"the checkpoint before this step is in {self.run.folder} (try a lower learning rate)"
         )
-
-    def _causes_of_not_finite(self, batch: Batch, nats: Tensor) -> list[int]:
-        """Return the numbers (from 1) of the rows of a batch that cause a loss or gradient that is not finite.
-
-        These are the rows with nats that are not finite; if all nats are finite, the rows with gradients that are not
-        finite; if all gradients are finite too, all rows of the batch.
-        """
-        batch_rows = batch.rows.tolist()
-        rows = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
-        if not rows:
-            rows = [row for row in batch_rows if not self._has_finite_gradient(row)]
-        return sorted(row + 1 for row in rows or batch_rows)
 
     def _has_finite_gradient(self, row: int) -> bool:
         self.run.model.zero_grad(set_to_none=True)
@@ -292,13 +325,8 @@ class Trainer:
     def log(self, row: Row) -> Row:
         """Add the current step, tokens and seconds to `row`, write it into the log, and return it."""
         progress = self.progress
-        row = {
-            "step": progress.step,
-            "steps": progress.total_steps,
-            "tokens": progress.tokens,
-            "seconds": progress.seconds,
-            **row,
-        }
+        counters = {"step": progress.step, "steps": progress.total_steps}
+        row = {**counters, "tokens": progress.tokens, "seconds": progress.seconds, **row}
         files.append_row(self.run.log_path, row)
         progress.rows += 1
         return row
@@ -316,21 +344,18 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint with the weights, the moments of Adam and the progress."""
         tensors: dict[str, Tensor] = {}
+        states = {**self.optimizer.state, **self._row_states()}
         for name, parameter in self.parameters.items():
-            tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
+            tensors |= {f"{name}:{key}": value for key, value in states.get(parameter, {}).items()}
             tensors[f"{name}:value"] = parameter
         for number, optimizer in enumerate(self.row_optimizers):
             rates = torch.tensor(optimizer.rates, dtype=torch.float64)
             tensors |= {f"{number}:done": optimizer.last_steps, f"{number}:rates": rates}
         files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **asdict(self.progress)})
 
-    def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return Adam's state of a parameter; empty if the parameter has not had a gradient."""
-        for row_optimizer in self.row_optimizers:
-            if parameter in row_optimizer.state:
-                return row_optimizer.state[parameter]
-        state: dict[Tensor, dict[str, Tensor]] = self.optimizer.state
-        return state.get(parameter, {})
+    def _row_states(self) -> dict[Tensor, dict[str, Tensor]]:
+        """Return the moments of the tables that `RowAdam` optimizes."""
+        return {table: state for optimizer in self.row_optimizers for table, state in optimizer.state.items()}
 
     def load(self) -> None:
         """Load the checkpoint, if it exists, and remove the rows of the log that were written after it."""
@@ -339,23 +364,23 @@ class Trainer:
         files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
     def _restore(self) -> None:
-        """Set the weights, Adam's state and the progress to those of the checkpoint."""
         tensors, facts = files.load_tensors(self.checkpoint)
         check_format(facts.pop("format", None), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
         self.progress = Progress(**facts)
+        row_states = self._row_states()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])
                 keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-                saved_moments = {key: _with_layout_of(parameter, tensors[f"{name}:{key}"]) for key in keys}
-                if moments := self._moments(parameter):
-                    for key in moments.keys() & saved_moments.keys():
-                        moments[key].copy_(saved_moments[key])
-                elif saved_moments:
-                    self.optimizer.state[parameter] = saved_moments
+                moments = {key: _with_layout_of(parameter, tensors[f"{name}:{key}"]) for key in keys}
+                if parameter in row_states:
+                    for key, moment in moments.items():
+                        row_states[parameter][key].copy_(moment)
+                elif moments:
+                    self.optimizer.state[parameter] = moments
             for number, row_optimizer in enumerate(self.row_optimizers):
                 row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
                 for rate in tensors[f"{number}:rates"].tolist():

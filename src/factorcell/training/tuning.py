@@ -8,10 +8,9 @@ import logging
 import math
 import reprlib
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from factorcell.config import Config, option_sections, section_types, selected_kinds
 from factorcell.data.tables.tables import table_name
@@ -23,7 +22,7 @@ from factorcell.io.finite import format_option
 from factorcell.options import limits
 from factorcell.options.option_fields import HuggingFaceOptions, option_types
 from factorcell.training.fit import not_resumable_error, read_corpora, train_run
-from factorcell.training.plan import Budget, SpecifiedOptions, config_with_defaults
+from factorcell.training.rules import Budget, SpecifiedOptions, add_options
 
 if TYPE_CHECKING:
     import optuna
@@ -57,27 +56,19 @@ BASE_RATES = {"low": 1e-5, "high": 5e-4, "log": True}  # learning rates of a pre
 
 def default_space(config: Config) -> dict[str, Values]:
     """Return the default ranges of the options that a model with this config has."""
-    space = dict(DEFAULT_SPACE)
-    if isinstance(config.backbone, HuggingFaceOptions):
-        if config.backbone.is_pretrained:
-            space["learning_rate"] = BASE_RATES if config.backbone.train_base else ADAPTER_RATES
-        return space
-    return {name: values for name, values in SIZES_AND_DROPOUT.items() if _is_option(name, config)} | space
-
-
-def _is_option(name: str, config: Config) -> bool:
-    return hasattr(config.model, name) or hasattr(config.backbone, name)
+    if not isinstance(config.backbone, HuggingFaceOptions):
+        sections = config.to_dict()
+        options = {**sections["model"], **sections["backbone"]}
+        return {name: values for name, values in SIZES_AND_DROPOUT.items() if name in options} | dict(DEFAULT_SPACE)
+    if not config.backbone.is_pretrained:
+        return dict(DEFAULT_SPACE)
+    return {**DEFAULT_SPACE, "learning_rate": BASE_RATES if config.backbone.train_base else ADAPTER_RATES}
 
 
 def read_space(path: str | Path, fixed: Collection[str] = ()) -> dict[str, Any]:
     """Read a TOML file of lines like `option = [choices]` or `option = {low = 1, high = 9, log = true}`.
 
-    Args:
-        path: The file.
-        fixed: Options that the file may not contain, because they are set.
-
-    Raises:
-        UserError: The file is not valid, or contains a fixed option.
+    The options `fixed` are set, so the file may not contain them.
     """
     space: dict[str, Any] = input_files.read_options_file(path)
     for name, values in space.items():
@@ -98,7 +89,7 @@ def tune(
     *,
     trials: int = 50,
     space: Space | None = None,
-    budget: Budget | None = None,
+    **budget: Unpack[Budget],
 ) -> list[files.Row]:
     """Train runs with sampled options until the study in `folder` has `trials` of them; continue an existing study.
 
@@ -111,7 +102,7 @@ def tune(
         folder: The folder of the study.
         trials: The number of trials in the whole study.
         space: The options to sample, each with a list of choices or a range; by default `default_space`.
-        budget: The time or work of each trial.
+        **budget: The `minutes` or the `preset` of each trial, as in `fit`.
 
     Returns:
         A row per trial, the best first: its folder, its perplexity, its sampled options, and a possible error.
@@ -122,7 +113,7 @@ def tune(
     [trials] = limits.check(trials=trials)
     optuna = import_optuna()
     folder, options = Path(folder), config.to_dict() if isinstance(config, Config) else config
-    defaults = config_with_defaults(options)
+    defaults = Config.from_dict(options)
     space = default_space(defaults) if space is None else space
     distributions = {name: _distribution(name, values, options) for name, values in space.items()}
     read_corpora(source, dev, defaults)  # raises the errors of the tables before the first trial
@@ -140,19 +131,36 @@ def tune(
     with lock.training_lock(folder):
         study = _open_study(folder, description)
         while (trial := _next_trial(study, trials, distributions, defaults.training.seed)) is not None:
-            run_folder = folder / f"trial-{trial.number:04}"
+            trial_options, run_folder = _with_sampled(options, trial.params), folder / f"trial-{trial.number:04}"
+            LOG.addFilter(_is_warning)  # each trial would log the same facts about the table
             try:
-                with _without_progress():
-                    run = train_run(source, dev, _with(options, trial.params), run_folder, budget=budget, resume=True)
+                run = train_run(source, dev, trial_options, run_folder, resume=True, **budget)
             except UserError as error:
                 trial.set_user_attr("error", str(error))
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
                 study.tell(trial, (run.best_evaluation() or {})["perplexity"])
-            rows = trial_rows(study)
-            LOG.info("%s", _describe(next(row for row in rows if row["trial"] == run_folder.name)))
-            _save(study, rows, folder)
+            finally:
+                LOG.removeFilter(_is_warning)
+            _save(study, trial, folder)
         return trial_rows(study)
+
+
+def _save(study: "optuna.Study", trial: "optuna.Trial", folder: Path) -> None:
+    """Log a finished trial, and write trials.jsonl, best.toml and the figures of its study."""
+    rows = trial_rows(study)
+    row = next(row for row in rows if row["trial"] == f"trial-{trial.number:04}")
+    sampled = ", ".join(f"{name} {format_option(value)}" for name, value in trial.params.items())
+    LOG.info("%s: %s (%s)", row["trial"], row.get("error") or f"perplexity {row['perplexity']:.2f}", sampled)
+    files.write_rows(folder / "trials.jsonl", rows)
+    if rows[0]["perplexity"] is not None:
+        best = Config.of(config=folder / rows[0]["trial"] / "config.json")
+        files.write(folder / "best.toml", best.to_toml())
+        _draw(study, folder)
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
 
 
 def import_optuna() -> Any:
@@ -176,7 +184,7 @@ def _distribution(name: str, values: Values, options: SpecifiedOptions) -> Any:
     try:
         ends = _ends(values)
         for value in ends:
-            config_with_defaults(_with(options, {name: value}))
+            Config.from_dict(_with_sampled(options, {name: value}))
         if not isinstance(values, Mapping):
             return distributions.CategoricalDistribution(ends)
         is_whole = option_types(section_types(kinds)[section])[name] is int
@@ -196,19 +204,17 @@ def _ends(values: Values) -> list[Any]:
     raise UserError(f"{expected}, got {reprlib.repr(values)}")
 
 
-def _with(options: SpecifiedOptions, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options with sampled ones.
-
-    A sampled list, such as that of `adapt`, is a text with "+" between its items.
-    """
-    kinds = selected_kinds(options)
-    sections = {section: dict(values) for section, values in options.items()}
-    types, section_by_option = section_types(kinds), option_sections(kinds)
-    for name, value in params.items():
-        section = section_by_option[name]
-        is_list = option_types(types[section])[name] is tuple and isinstance(value, str)
-        sections.setdefault(section, {})[name] = [item for item in value.split("+") if item] if is_list else value
-    return sections
+def _with_sampled(options: SpecifiedOptions, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options with sampled ones; a sampled list, as of `adapt`, is a text with "+" between its items."""
+    types = {
+        name: option_type
+        for section_type in section_types(selected_kinds(options)).values()
+        for name, option_type in option_types(section_type).items()
+    }
+    lists = {
+        name: value.split("+") for name, value in params.items() if types[name] is tuple and isinstance(value, str)
+    }
+    return add_options(options, {**params, **{name: [item for item in items if item] for name, items in lists.items()}})
 
 
 def _open_study(folder: Path, description: files.Row) -> "optuna.Study":
@@ -247,23 +253,8 @@ def _next_trial(study: "optuna.Study", trials: int, distributions: dict[str, Any
     return study.ask(distributions)
 
 
-@contextmanager
-def _without_progress() -> Iterator[None]:
-    """Log only warnings, because each trial would log the same facts about the table."""
-
-    def is_warning(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.WARNING
-
-    LOG.addFilter(is_warning)
-    try:
-        yield
-    finally:
-        LOG.removeFilter(is_warning)
-
-
 def trial_rows(study: "optuna.Study") -> list[files.Row]:
     """Return a row per trial, those with the lowest perplexity first and those without one last."""
-    trials = study.get_trials(deepcopy=False)
     rows = [
         {
             "trial": f"trial-{trial.number:04}",
@@ -272,27 +263,9 @@ def trial_rows(study: "optuna.Study") -> list[files.Row]:
             **trial.params,
             **({"error": trial.user_attrs["error"]} if "error" in trial.user_attrs else {}),
         }
-        for trial in trials
+        for trial in study.get_trials(deepcopy=False)
     ]
     return sorted(rows, key=lambda row: math.inf if row["perplexity"] is None else row["perplexity"])
-
-
-def _describe(row: files.Row) -> str:
-    """Describe a trial in one line."""
-    params = [
-        f"{name} {format_option(row[name])}" for name in row if name not in ("trial", "state", "perplexity", "error")
-    ]
-    result = row.get("error") or f"perplexity {row['perplexity']:.2f}"
-    return f"{row['trial']}: {result} ({', '.join(params)})"
-
-
-def _save(study: "optuna.Study", rows: list[files.Row], folder: Path) -> None:
-    """Write trials.jsonl, best.toml and the figures of a study."""
-    files.write_rows(folder / "trials.jsonl", rows)
-    if rows[0]["perplexity"] is None:
-        return
-    files.write(folder / "best.toml", Config.of(config=folder / rows[0]["trial"] / "config.json").to_toml())
-    _draw(study, folder)
 
 
 def _draw(study: "optuna.Study", folder: Path) -> None:

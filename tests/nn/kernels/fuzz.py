@@ -151,7 +151,7 @@ def rows(data: st.DataObject) -> None:
     if catching_up:
         row_adam._catch_up(*tables, plain["columns"])
     else:
-        row_adam._step(*tables, plain["gradient"], row_adam._Factors(0.99, 0.1, 1.3))
+        row_adam._step(*tables, plain["gradient"], (0.99, 0.1, 1.3))
     for name in ("table", "mean", "squared_mean"):
         torch.testing.assert_close(compiled[name], plain[name], atol=1e-5, rtol=1e-4)
     counts["rows"] += 1

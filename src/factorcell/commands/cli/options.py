@@ -39,7 +39,6 @@ from factorcell.options.option_fields import (
 
 if TYPE_CHECKING:
     from factorcell.runs.run import Run
-    from factorcell.training.plan import Budget
 
 # Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
 COMMON_OPTIONS = (
@@ -134,13 +133,11 @@ def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     return options_by_section(option_values(arguments))
 
 
-def prepare_training(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
-    """Set the number of threads that a training command specifies; return its config options and its budget."""
-    from factorcell.training.plan import Budget
-
+def prepare_training(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Set the number of threads that a training command specifies; return its config options by section."""
     specified = specified_options(arguments)
     set_threads(Config.from_dict(specified).training.threads)
-    return specified, Budget(arguments.minutes, arguments.preset)
+    return specified
 
 
 def add_training_files(parser: Parser) -> None:

@@ -92,7 +92,7 @@ class RecurrenceInputs:
 
     def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all arrays except `lengths` converted to `dtype`."""
-        arrays = zip(ARRAY_FIELDS, self.arrays(), strict=True)
+        arrays = ((name, getattr(self, name)) for name in ARRAY_FIELDS)
         return replace(self, **{name: x.to(dtype) for name, x in arrays if x is not None and x.dtype != torch.long})
 
     def arrays(self) -> tuple[Tensor | None, ...]:
