@@ -24,6 +24,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Specials
+from factorcell.options.option_fields import BpeOptions
 from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
 

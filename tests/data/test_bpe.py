@@ -20,6 +20,7 @@ from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io.files import create_manifest
+from factorcell.options.option_fields import BpeOptions
 
 TEXTS = [
     "the sea is cold, the sun isn't",
