@@ -36,8 +36,7 @@ READERS: dict[str, type[ColumnReader]] = {
 class ContextColumns:
     """The readers of all context columns of a table.
 
-    Without a `schema`, the method `corpus_fields` creates a new one. The config or the first rows of a column determine
-    the kind of its variable; all values of the column determine the other fields of the variable.
+    Without a `schema`, the method `corpus_fields` creates a new one from all values.
 
     Args:
         table: The table.
@@ -93,7 +92,9 @@ class ContextColumns:
         for reader in self.readers:
             reader.add(chunk.get(reader.column) or [None] * row_count, rows)
         if self.times is not None:
-            self.times += map(_seconds_or_first, chunk.get(self.config.time) or [None] * row_count)
+            # Values that are not times are before all times.
+            seconds = map(to_seconds, chunk.get(self.config.time) or [None] * row_count)
+            self.times += (-np.inf if second is None else second for second in seconds)
         self.row_count += row_count
 
     def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -117,7 +118,7 @@ class ContextColumns:
                 prompts = reader.ids_of_rows(tokenizer)
             encoded["prompt"].append(prompts)
         if self.config.anonymous:
-            schema = schema.anonymize([variable.name for variable in schema.variables if self._is_user(variable)])
+            schema = schema.anonymize(self.config.user)
         categories, numbers = np.array(encoded["category"], np.int32), np.array(encoded["number"], np.float32)
         return {
             "schema": schema,
@@ -129,19 +130,10 @@ class ContextColumns:
             "users": self._users(),
         }
 
-    def _is_user(self, variable: Variable) -> bool:
-        return variable.source_column == self.config.user
-
     def _users(self) -> NDArray[np.int32]:
         """Return the provisional id of the user of each text (rows,); an empty array without a column of users."""
         readers = [reader for reader in self.readers if isinstance(reader, CategoryReader) and reader.is_private]
         return readers[0].all_values() if readers else np.zeros(0, np.int32)
-
-
-def _seconds_or_first(value: Any) -> float:
-    """Return a time in seconds; values that are not times are before all times."""
-    seconds = to_seconds(value)
-    return -np.inf if seconds is None else seconds
 
 
 def parse_column(text: str) -> tuple[str, str | None, float]:

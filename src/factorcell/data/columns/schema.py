@@ -7,7 +7,7 @@ that training never saw.
 
 import math
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -163,20 +163,19 @@ class ContextSchema:
         check_choice("context variable", name, [variable.name for variable in self.variables])
         return next(variable for variable in self.variables if variable.name == name)
 
-    def anonymize(self, names: Collection[str]) -> "ContextSchema":
-        """Return a schema in which the values of the categories `names` are replaced by `<1>`, `<2>` and so on.
+    def anonymize(self, column: str) -> "ContextSchema":
+        """Return a schema in which the values of the category in `column` are replaced by `<1>`, `<2>` and so on.
 
-        `<1>` replaces the most frequent value. In a table that is read with the new schema, all values of these
-        categories are unknown.
+        `<1>` replaces the most frequent value. In a table that is read with the new schema, all values of this category
+        are unknown.
         """
-
-        def with_placeholders(variable: Variable) -> Variable:
-            if variable.name not in names or variable.kind != "category":
-                return variable
-            placeholders = tuple(f"<{number}>" for number in range(1, len(variable.values)))
-            return replace(variable, values=(UNKNOWN_VALUE, *placeholders))
-
-        return ContextSchema(tuple(map(with_placeholders, self.variables)))
+        variables = []
+        for variable in self.variables:
+            if variable.source_column == column and variable.kind == "category":
+                placeholders = (f"<{number}>" for number in range(1, len(variable.values)))
+                variable = replace(variable, values=(UNKNOWN_VALUE, *placeholders))
+            variables.append(variable)
+        return ContextSchema(tuple(variables))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as a dict that can be written as JSON."""
@@ -186,11 +185,10 @@ class ContextSchema:
     def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
         """Return the schema that `to_dict` converted to `content`; raise `UserError` if it is not valid."""
         try:
-            fields_of_variables: list[dict[str, Any]] = [
-                {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+            variables = tuple(
+                Variable(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
                 for fields in content["variables"]
-            ]
-            variables = tuple(Variable(**fields) for fields in fields_of_variables)
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a context schema ({error})") from None
         if len({variable.name for variable in variables}) < len(variables):
@@ -210,29 +208,25 @@ class ContextSchema:
 
 def _check_fields(variable: Variable) -> None:
     """Raise `UserError` unless the fields of a variable have valid types, ranges and lengths."""
-    for name, hint in typing.get_type_hints(Variable).items():
-        value, types = getattr(variable, name), typing.get_args(hint)
-        items, item_type = (value, types[0]) if types else ((value,), hint)
-        is_valid = isinstance(value, tuple) == bool(types) and all(_has_type(item, item_type) for item in items)
+
+    def check(is_valid: bool, problem: str) -> None:
         if not is_valid:
-            raise UserError(f"not a context schema (the field {name} of {variable.name!r:.60} has a wrong type)")
+            raise UserError(f"not a context schema ({problem} of {variable.name!r:.60})")
+
+    for name, hint in typing.get_type_hints(Variable).items():
+        value, item_types = getattr(variable, name), typing.get_args(hint)
+        items, item_type = (value, item_types[0]) if item_types else ((value,), hint)
+        check(isinstance(value, tuple) == bool(item_types), f"wrong type of the field {name}")
+        accepted_types = (int, float) if item_type is float else (item_type,)  # not bool, a subclass of int
+        check(all(type(item) in accepted_types for item in items), f"wrong type of the field {name}")
+        check(item_type is not float or all(map(math.isfinite, items)), f"infinity or NaN in the field {name}")
     check_choice("kind of context variable", variable.kind, COLUMN_KINDS)
-    if min(variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares) < 0:
-        raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
-    if min([variable.deviation, *variable.deviations]) <= 0:
-        raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
-    first, second = {"category": ("values", "counts"), "text": ("values", "shares")}.get(
-        variable.kind, ("means", "deviations")
-    )
-    if len(getattr(variable, first)) != len(getattr(variable, second)):
-        raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
-
-
-def _has_type(value: Any, expected: type) -> bool:
-    """Return whether a value of a field has this type; a float may be an integer, but must be finite."""
-    if expected is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is expected
+    smallest = min(variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
+    check(smallest >= 0, "negative count, share or period")
+    check(min([variable.deviation, *variable.deviations]) > 0, "standard deviation not above 0")
+    parts = {"category": (variable.values, variable.counts), "text": (variable.values, variable.shares)}
+    first, second = parts.get(variable.kind, (variable.means, variable.deviations))
+    check(len(first) == len(second), "lists of different lengths")
 
 
 def wave_parameters(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
