@@ -128,7 +128,7 @@ def test_a_damaged_cache_entry_is_replaced(table: Path, tmp_path: Path) -> None:
             assert caching.load_entry(folder, CONFIG) is not None
 
 
-def raise_no_space(*arguments: Any) -> None:
+def raise_no_space(*arguments: Any, **options: Any) -> None:
     """Fail like a full disk."""
     raise OSError(28, "No space left on device")
 

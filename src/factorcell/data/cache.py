@@ -237,7 +237,8 @@ def _cached_corpus(cache: str | Path | None, entry_name: str, config: Config, re
 def write_entry(corpus: Corpus, folder: Path) -> None:
     """Write a cache entry; a damaged entry of the same name is replaced."""
     new_folder = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
-    new_folder.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new_folder.mkdir()
     try:
         for name, values in corpus.arrays().items():
             np.save(new_folder / f"{name}.npy", values, allow_pickle=False)

@@ -9,8 +9,15 @@ from numpy.typing import NDArray
 
 from factorcell.config import HISTORY_COLUMN, DataConfig
 from factorcell.data.columns.context import Ragged
-from factorcell.data.columns.prompts import PromptReader, earlier_texts
-from factorcell.data.columns.readers import CategoryReader, ColumnReader, NumberReader, TextReader, VectorReader
+from factorcell.data.columns.readers import (
+    CategoryReader,
+    ColumnReader,
+    NumberReader,
+    PromptReader,
+    TextReader,
+    VectorReader,
+    earlier_texts,
+)
 from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.columns.values import is_missing, short_repr, to_number, to_seconds
 from factorcell.data.tables.chunks import Table

@@ -49,14 +49,10 @@ SURROGATE = regex.compile("[\ud800-\udfff]")
 UNSTABLE_END = regex.compile(r"(?:\s+|['’]\w{0,2})$")
 
 
-def _byte_by_letter() -> dict[str, int]:
-    """Return the byte of each letter of the byte-level alphabet, as in GPT-2."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-BYTE_BY_LETTER = _byte_by_letter()
+# The byte of each letter of the byte-level alphabet, as in GPT-2
+_VISIBLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _VISIBLE]
+BYTE_BY_LETTER = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + rank): byte for rank, byte in enumerate(_OTHERS)}
 
 
 def default_vocabulary(word_count: int) -> int:
@@ -118,7 +114,6 @@ class BpeTokenizer(Tokenizer):
 
     @cached_property
     def tokens(self) -> Sequence[str]:
-        """The token of each id, special tokens included."""
         # An added token that is normalized has another text in `get_vocab`.
         size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         return [self._library.id_to_token(token_id) or "" for token_id in range(size)]
@@ -129,7 +124,6 @@ class BpeTokenizer(Tokenizer):
 
     @property
     def specials(self) -> Specials:
-        """The ids of the unknown token, the start token and the end token."""
         return self._specials
 
     def _find_bytes(self) -> list[bytes]:
@@ -166,7 +160,6 @@ class BpeTokenizer(Tokenizer):
         return is_byte_level and has_all_bytes and not self.adds_space and self._library.normalizer is None
 
     def split(self, text: str) -> list[str]:
-        """Return the pieces of a text, or its words if the tokenizer has no vocabulary."""
         return self.split_all([text])[0]
 
     def split_all(self, texts: Sequence[str]) -> list[list[str]]:
@@ -198,7 +191,6 @@ class BpeTokenizer(Tokenizer):
         return self._to_bytes([token]).decode("utf-8", "backslashreplace") or token
 
     def encode_words(self, words: Iterable[str]) -> list[Sequence[int]]:
-        """Return the ids of the pieces of each word."""
         cut = self._library.model.tokenize
         return [tuple(piece.id for piece in cut(word)) for word in words]
 
@@ -265,14 +257,12 @@ class BpeTokenizer(Tokenizer):
         return type(self)(self.options, trained)
 
     def contents(self) -> dict[str, bytes]:
-        """Return the content of each file: the tokenizer of the library, and the names of the special tokens."""
         names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self._specials, strict=True)}
         texts = (self._library.to_str(pretty=True), json.dumps(names, indent=2, ensure_ascii=False) + "\n")
         return {name: text.encode() for name, text in zip(self.FILES, texts, strict=True)}
 
     @classmethod
     def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
-        """Return the tokenizer with this content of its files; raise `ValueError` if a file is damaged."""
         library_tokenizer, names = (contents[name].decode() for name in cls.FILES)
         library = import_library()
         try:
@@ -316,12 +306,11 @@ class PretrainedTokenizer(BpeTokenizer):
     encode_words = Tokenizer.encode_words
 
     def train(self, counts: Mapping[str, int]) -> Self:
-        """Return this tokenizer."""
         return self
 
     @property
     def known_count(self) -> int:
-        """The number of tokens without the special tokens that were added, which are the last ones."""
+        # The special tokens that were added are the last ones.
         return min((special for special in self.specials if self.tokens[special] in ADDED), default=len(self))
 
 

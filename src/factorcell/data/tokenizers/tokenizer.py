@@ -61,8 +61,8 @@ SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
 class Tokenizer:
     """Base of all tokenizers: splits and joins texts, and converts tokens to ids.
 
-    A subclass defines `split`, `join` and `Options`, the class of its options. A subclass with other ids, such as those
-    of subword pieces, also overrides `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
+    A subclass defines `split`, `join` and `Options`, the class of its options. A subclass with other ids also overrides
+    `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
 
     Attributes:
         FILES: The names of the files that store the tokenizer in a run folder.
@@ -103,7 +103,7 @@ class Tokenizer:
 
     @property
     def known_count(self) -> int:
-        """The number of tokens that a pretrained model knows; later ones were added to its tokenizer. Default: all."""
+        """The number of tokens that a pretrained model knows; later ones were added to its tokenizer."""
         return len(self)
 
     def __len__(self) -> int:
@@ -211,11 +211,9 @@ class WordTokenizer(Tokenizer):
     unit = "word"
 
     def split(self, text: str) -> list[str]:
-        """Return the words, numbers and punctuation marks of a text."""
         return [match.group() for match in WORD.finditer(self.normalize(text))]
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the tokens with spaces between them, except before closing marks and after opening marks."""
         text, is_in_quotes = "", False
         follows_opening = True  # no space precedes the first token
         for token in tokens:
@@ -233,11 +231,9 @@ class SpaceTokenizer(WordTokenizer):
     Options = SpaceOptions
 
     def split(self, text: str) -> list[str]:
-        """Return the parts of a text between white space."""
         return self.normalize(text).split()
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the tokens with a space between them."""
         return " ".join(tokens)
 
 
@@ -249,11 +245,9 @@ class CharacterTokenizer(Tokenizer):
     unit = "character"
 
     def split(self, text: str) -> list[str]:
-        """Return the code points of a text."""
         return list(self.normalize(text))
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the concatenated tokens."""
         return "".join(tokens)
 
 
@@ -264,7 +258,6 @@ class GraphemeTokenizer(CharacterTokenizer):
     unit = "grapheme"
 
     def split(self, text: str) -> list[str]:
-        """Return the grapheme clusters of a text."""
         return list(GRAPHEME.findall(self.normalize(text)))
 
 
