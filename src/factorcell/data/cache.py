@@ -14,7 +14,7 @@ import secrets
 import shutil
 import sys
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -43,14 +43,6 @@ START, END = 1, 2  # provisional ids; 0 is the unknown token
 CACHE_VERSION = 7  # part of the name of an entry, so that entries of other versions are not read
 
 
-class _ProvisionalIds(dict[str, int]):
-    """Ids of tokens in order of appearance, after the ids of the special tokens."""
-
-    def __missing__(self, token: str) -> int:
-        self[token] = token_id = len(self) + END + 1
-        return token_id
-
-
 class TokenizedTexts:
     """Collects the tokenized texts of a table.
 
@@ -60,7 +52,8 @@ class TokenizedTexts:
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int | None) -> None:
         self.tokenizer, self.max_tokens = tokenizer, max_tokens
-        self.id_by_token = _ProvisionalIds()
+        # Ids in order of appearance, after those of the special tokens
+        self.id_by_token: defaultdict[str, int] = defaultdict(lambda: len(self.id_by_token) + END + 1)
         # Counts of the tokens after the cuts, by provisional id: these tokens are not stored, but they count for the
         # vocabulary.
         self.cut_counts = Counter[int]()

@@ -65,18 +65,14 @@ class Corpus:
         offsets: The index of the first token of each text, followed by the number of all tokens (rows + 1,).
         categories: The ids of category values (rows, C); -1 for a missing value.
         numbers: The values of the numeric variables (rows, N); NaN for a missing value.
+        spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token.
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
-        vectors: For each vector variable, its values (rows, D); NaN for a missing vector.
-        words: For each variable of kind text, the words of each row: the ids of those words that the schema
-            contains, in their order.
-        prompts: For each prompt, the token ids of each row, each text after a start token; empty for a missing prompt.
+        vectors, words, prompts: The other context values of all rows, as in `Context`.
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
             numbered from 1 on in order of appearance; 0 is a missing user.
         originals: The size of each normalized text in bytes of UTF-8, and a 64-bit digest of it (rows, 2); None if the
-            tokens do not determine the texts (`Tokenizer.is_lossless`), or if the texts are not from a table.
-        spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token. None
-            if the texts are not from a table.
+            tokens do not determine the texts (`Tokenizer.is_lossless`).
         selected: The index of the table row of each text (rows,) of a selection; empty in a corpus of a whole table.
     """
 
@@ -84,6 +80,7 @@ class Corpus:
     offsets: NDArray[np.int64]
     categories: NDArray[np.int32]
     numbers: NDArray[np.float32]
+    spellings: Ragged
     tokenizer: Tokenizer
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
@@ -91,7 +88,6 @@ class Corpus:
     prompts: tuple[Ragged, ...] = ()
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: NDArray[np.uint64] | None = None
-    spellings: Ragged | None = None
     selected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
@@ -127,9 +123,7 @@ class Corpus:
         return is_cut
 
     def unknown_tokens(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return the out-of-vocabulary tokens of all texts, if they have `spellings`, and the text of each token."""
-        if self.spellings is None:
-            return [], np.zeros(0, np.int64)
+        """Return the out-of-vocabulary tokens of all texts, and the index of the text of each token."""
         ends = np.flatnonzero(self.spellings.values == ord(SPELLING_END))
         encoded_tokens = self.spellings.values.tobytes().split(SPELLING_END)[:-1]
         tokens = [encoded.decode("utf-8", "surrogatepass") for encoded in encoded_tokens]
@@ -228,7 +222,7 @@ class Corpus:
             prompts=tuple(prompt.select(rows) for prompt in self.prompts),
             users=self.users[rows] if len(self.users) else self.users,
             originals=None if self.originals is None else self.originals[rows],
-            spellings=None if self.spellings is None else self.spellings.select(rows),
+            spellings=self.spellings.select(rows),
             selected=self.source_rows[rows],
         )
 
@@ -385,8 +379,8 @@ def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift:
 
 def text_hashes(corpus: Corpus) -> NDArray[np.uint64]:
     """Return a 64-bit digest of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
-    lists = [Ragged(np.asarray(corpus.tokens), corpus.offsets), *filter(None, [corpus.spellings])]
-    columns = [[values[begin:end].tobytes() for begin, end in pairwise(offsets.tolist())] for values, offsets in lists]
+    lists = (Ragged(np.asarray(corpus.tokens), corpus.offsets), corpus.spellings)
+    columns = ([values[begin:end].tobytes() for begin, end in pairwise(offsets.tolist())] for values, offsets in lists)
     return _digests(map(b"".join, zip(*columns, strict=True)))
 
 
