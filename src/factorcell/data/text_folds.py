@@ -77,7 +77,7 @@ _FORMS = [
     (regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}\N{HEAVY MINUS SIGN}]"), "-"),
     (regex.compile(r"\N{BRAILLE PATTERN BLANK}"), " "),
     (regex.compile("[ː˸։׃܃܄᛬᠄⁚∶⦂꞉︰]"), ":"),
-    (regex.compile("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳ꞌ＇]"), "'"),
+    (regex.compile("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳Ꞌꞌ＇]"), "'"),
     (regex.compile(r"[\p{Quotation_Mark}--\p{ASCII}]", regex.V1), '"'),
 ]
 MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
@@ -133,13 +133,13 @@ def screening(text: str, *, ignore_case: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return " ".join((text.casefold() if ignore_case else text).split())
-    form = unicodedata.normalize("NFC", text).translate(_FOLDED_LOOK_ALIKES if ignore_case else _LOOK_ALIKES)
-    first_letter = ord("a" if ignore_case else "A")
+    form = unicodedata.normalize("NFC", text).translate(_LOOK_ALIKES)
     form = _REGIONAL_LETTERS.sub(
-        lambda match: "".join(chr(ord(letter) - _REGIONAL_A + first_letter) for letter in match[0]), form
+        lambda match: "".join(chr(ord(letter) - _REGIONAL_A + ord("A")) for letter in match[0]), form
     )
     form = _DIGIT_MARKS.sub("", _without_dots_of_i(form))
-    return " ".join(_IDEOGRAPHIC_STOP.sub(".", form).split())
+    form = " ".join(_IDEOGRAPHIC_STOP.sub(".", form).split())
+    return unicodedata.normalize("NFC", form.casefold()) if ignore_case else form
 
 
 def lower_case(text: str) -> str:
@@ -160,10 +160,6 @@ def with_final_sigma(text: str) -> str:
 class _LookAlikes(dict[int, str]):
     """The form of each character in `screening`, computed when it is first needed; a table for `str.translate`."""
 
-    def __init__(self, ignore_case: bool) -> None:
-        super().__init__({ord("ı"): "i"})
-        self.ignore_case = ignore_case
-
     def __missing__(self, code_point: int) -> str:
         form = self._form(chr(code_point))
         if len(self) < MAX_CACHED_FORMS:
@@ -178,12 +174,10 @@ class _LookAlikes(dict[int, str]):
         form = str(unicodedata.digit(character, unicodedata.normalize("NFKC", plain)))
         if unicodedata.category(character) == "So" and (letter := _SYMBOL_LETTER.search(unicodedata.name(character))):
             form = letter[1].lower() if "SMALL" in unicodedata.name(character) else letter[1]
-        if self.ignore_case:
-            form = form.casefold()
         return form if form == character else form.translate(self)
 
 
-_LOOK_ALIKES, _FOLDED_LOOK_ALIKES = _LookAlikes(ignore_case=False), _LookAlikes(ignore_case=True)
+_LOOK_ALIKES = _LookAlikes({ord("ı"): "i"})
 
 
 def _visible(text: str) -> str:
