@@ -44,7 +44,6 @@ from factorcell.options.option_fields import WordOptions
 
 START = 0  # provisional id of the start token in prompts
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
-MISSING_VECTOR = np.array([math.nan], np.float32)
 NOT_A_TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
 # For each kind, the parser of its values and the end of the message about a value that the parser cannot read.
 NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
@@ -328,27 +327,24 @@ class VectorReader(ColumnReader):
     """Reads a column of vectors of equal size; in training, the first vector determines the size."""
 
     def __post_init__(self) -> None:
-        self.size = len(self.declared_variable.means)
+        self.size, self.vectors = len(self.declared_variable.means), list[NDArray[np.float32] | None]()
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        vectors = list[NDArray[np.float32]]()
         for row, value in zip(rows, values, strict=True):
-            vector = MISSING_VECTOR if is_missing(value) else to_vector(value)
-            if vector is None:
+            vector = None if is_missing(value) else to_vector(value)
+            if vector is None and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a list of numbers")
-            if vector is not MISSING_VECTOR:
+            if vector is not None:
                 self.size = self.size or len(vector)
                 if len(vector) != self.size:
                     reference = "as in the first vector" if self.unknown is None else "as in training"
                     raise self.error(row, f"has {len(vector)} numbers; expected {self.size}, {reference}")
-            vectors.append(vector)
-        size = max(1, self.size)
-        self.chunk_arrays.append(np.array([np.broadcast_to(vector, size) for vector in vectors], np.float32))
+            self.vectors.append(vector)
 
     def all_values(self) -> NDArray[Any]:
         """Return the vectors of all rows (rows, numbers); NaN for a missing vector."""
-        # The first chunks may have only missing vectors, of unknown size.
-        return np.concatenate([np.broadcast_to(chunk, (len(chunk), self.size)) for chunk in self.chunk_arrays])
+        missing = np.full(self.size, math.nan, np.float32)
+        return np.array([missing if vector is None else vector for vector in self.vectors], np.float32)
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean and standard deviation of each number of the vectors."""
