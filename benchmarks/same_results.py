@@ -116,7 +116,7 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
     pq.write_table(pq.read_table(data / recipe.data / "dev.parquet").slice(0, DEV_TEXTS), dev)
     config = ROOT / "experiments" / f"{recipe.name}.toml"
     paths = (str(train), "--dev", str(dev), "--config", str(config), "--out", str(run))
-    factorcell("train", *paths, "--epochs", "1", "--log-every", "10", "--threads", "1", "--precision", "float32")
+    factorcell("train", *paths, "--epochs", "1", "--threads", "1", "--precision", "float32")
     log = log_rows(run / "log.jsonl")
     yield "steps", log[-1]["steps"]
     assert log[-1]["steps"] >= STEPS, f"{recipe.name}: {log[-1]['steps']} steps"
