@@ -6,7 +6,6 @@ cuts the token. An entry of the cache is a folder with the arrays of one table, 
 read. It is complete, because it is written under another name and then renamed.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -279,4 +278,4 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "factorcell"
     except RuntimeError:
-        raise FileNotFoundError(errno.ENOENT, "there is no home folder; set FACTORCELL_CACHE") from None
+        raise OSError("there is no home folder; set FACTORCELL_CACHE") from None

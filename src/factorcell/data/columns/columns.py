@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from factorcell.config import HISTORY_COLUMN, DataConfig
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.readers import (
+    READERS,
     CategoryReader,
     ColumnReader,
     NumberReader,
     PromptReader,
-    TextReader,
-    VectorReader,
     earlier_texts,
 )
 from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
@@ -30,14 +29,6 @@ from factorcell.options.choices import check_unknown
 GUESS_ROWS = 100_000  # number of rows from which the kind of a column is guessed
 MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category
 MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
-
-# `NumberReader` reads the columns of all other kinds.
-READERS: dict[str, type[ColumnReader]] = {
-    "category": CategoryReader,
-    "text": TextReader,
-    "prompt": PromptReader,
-    "vector": VectorReader,
-}
 
 
 class ContextColumns:

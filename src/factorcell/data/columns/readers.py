@@ -456,3 +456,12 @@ def earlier_texts(
         segments.append(segment[:-1] if segment and segment[-1] == specials.end else segment)
         del segments[: -config.prompt_history]
     return Ragged.of(prompts, np.int32)
+
+
+# `NumberReader` reads the columns of all other kinds.
+READERS: dict[str, type[ColumnReader]] = {
+    "category": CategoryReader,
+    "text": TextReader,
+    "prompt": PromptReader,
+    "vector": VectorReader,
+}
