@@ -173,9 +173,9 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 
 def add_unknown(parser: Parser, default: str = "group") -> None:
-    """Add --unknown, the policy for values that training never saw (`choices.UNKNOWN_POLICIES`)."""
-    help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
-    help_text += "missing values (expected)"
+    """Add --unknown, the policy for rare and unseen values (`choices.UNKNOWN_POLICIES`)."""
+    help_text = "for context values that are rare in training or unseen: stop with an error, or read them as rare "
+    help_text += "(group) or as missing values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
 
 
