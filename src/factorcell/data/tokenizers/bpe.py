@@ -100,14 +100,14 @@ class BpeTokenizer(Tokenizer):
         specials: Specials = SPECIAL_IDS,
     ) -> None:
         super().__init__(options)
-        self._specials = specials
+        self.specials = specials
         self._library = _new_library_tokenizer() if library_tokenizer is None else library_tokenizer
         self._library.encode_special_tokens = True  # a text that contains "<s>" does not contain a special token
         self._library.no_truncation()
         self._library.no_padding()
         self.is_trained, self.bytes_by_id = library_tokenizer is not None, list[bytes]()
         if self.is_trained:
-            if len({*specials}) != len(specials) or not all(0 <= special < len(self) for special in specials):
+            if len({*specials}.intersection(range(len(self)))) < len(specials):
                 size = f"of {len(self):,} tokens"
                 raise UserError(f"tokenizer: expected three different special ids {size}, got {tuple(specials)}")
             self.bytes_by_id = self._find_bytes()
@@ -122,10 +122,6 @@ class BpeTokenizer(Tokenizer):
     def _id_by_token(self) -> dict[str, int]:
         return {token: token_id for token_id, token in enumerate(self.tokens) if token}
 
-    @property
-    def specials(self) -> Specials:
-        return self._specials
-
     def _find_bytes(self) -> list[bytes]:
         content = json.loads(self._library.to_str())
         is_byte_level = '"ByteLevel"' in json.dumps([content["pre_tokenizer"], content["decoder"]])
@@ -135,7 +131,7 @@ class BpeTokenizer(Tokenizer):
         is_special = {token["id"]: token["special"] for token in content["added_tokens"]}
 
         def bytes_of(token_id: int, token: str) -> bytes:
-            if token_id in self._specials or is_special.get(token_id):
+            if token_id in self.specials or is_special.get(token_id):
                 return b""
             if is_byte_level and token_id not in is_special:
                 return bytes(BYTE_BY_LETTER[letter] for letter in token if letter in BYTE_BY_LETTER)
@@ -257,7 +253,7 @@ class BpeTokenizer(Tokenizer):
         return type(self)(self.options, trained)
 
     def contents(self) -> dict[str, bytes]:
-        names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self._specials, strict=True)}
+        names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self.specials, strict=True)}
         texts = (self._library.to_str(pretty=True), json.dumps(names, indent=2, ensure_ascii=False) + "\n")
         return {name: text.encode() for name, text in zip(self.FILES, texts, strict=True)}
 

@@ -68,6 +68,7 @@ class Tokenizer:
         FILES: The names of the files that store the tokenizer in a run folder.
         is_character_level: Whether each token is one character or grapheme.
         unit: What a token is, for the unit of perplexities: "perplexity per word".
+        specials: The ids of the unknown token, the start token and the end token.
         is_subword: Whether tokens are pieces of words. The pieces of a text then depend on the text around them, and a
             tokenizer without a vocabulary splits into the words that `train` cuts into pieces.
 
@@ -82,6 +83,7 @@ class Tokenizer:
     is_character_level: ClassVar[bool] = False
     unit: ClassVar[str] = "token"
     is_subword: ClassVar[bool] = False
+    specials: Specials = SPECIAL_IDS
 
     def __init__(self, options: Any, tokens: Sequence[str] = SPECIAL_TOKENS) -> None:
         self.options, self._tokens = options, [*tokens]
@@ -130,11 +132,6 @@ class Tokenizer:
     @cached_property
     def _id_by_token(self) -> dict[str, int]:
         return {token: token_id for token_id, token in enumerate(self.tokens) if token_id > END}
-
-    @property
-    def specials(self) -> Specials:
-        """The ids of the unknown token, the start token and the end token."""
-        return SPECIAL_IDS
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
         """Return the id of each token; an out-of-vocabulary token has the id of the unknown token."""
