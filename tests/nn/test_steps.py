@@ -14,7 +14,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import loop
+from factorcell.training import loop, schedule
 from factorcell.training import trainer as trainer_module
 from factorcell.training.loop import train
 from factorcell.training.schedule import learning_rate
@@ -49,7 +49,7 @@ def test_steps_equal_adam_in_numpy(clip: float, tmp_path: Path, monkeypatch: pyt
     FactorCell of rank 24 half of it.
     """
     monkeypatch.setattr(trainer_module, "MAX_GRADIENT_NORM", clip)
-    monkeypatch.setattr(trainer_module, "WARMUP", 0.3)
+    monkeypatch.setattr(schedule, "WARMUP", 0.3)
     run, corpus = make_training(tmp_path / "run", rank=24, weight_decay=0.1, learning_rate=0.02, token_rate=3)
     trainer = Trainer(run, corpus, corpus)
     model = run.model

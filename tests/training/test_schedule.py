@@ -13,8 +13,7 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import loop
-from factorcell.training import trainer as trainer_module
+from factorcell.training import loop, schedule
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import train_run
 from factorcell.training.loop import train
@@ -195,7 +194,7 @@ def test_the_learning_rate_follows_the_share_of_the_time(
         rates.append(trainer.optimizer.param_groups[0]["lr"])
 
     monkeypatch.setattr(Trainer, "step", recorded_step)
-    monkeypatch.setattr(trainer_module, "WARMUP", 0.0)
+    monkeypatch.setattr(schedule, "WARMUP", 0.0)
     train_in(tmp_path / "run", learning_rate=1.0)
     assert np.diff(shares).min() > 0
     np.testing.assert_allclose(

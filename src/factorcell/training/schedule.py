@@ -12,6 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from factorcell.config import Config
+
+WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that with a pretrained base
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 # Reserve for the work after the steps on an idle machine: a share of the time limit, but at most some seconds and a
 # smaller share (benchmarks/minutes.py).
@@ -89,6 +92,11 @@ class Progress:
     def events_due(self, count: int) -> int:
         """Return how many of `count` events are due so far, if they are evenly spread and the last is at the end."""
         return math.floor(self.share * count + ROUNDING)
+
+
+def warmup_share(config: Config) -> float:
+    """Return the share of the steps in which the learning rate rises."""
+    return BASE_WARMUP if getattr(config.backbone, "is_pretrained", False) else WARMUP
 
 
 def learning_rate(step: float, steps: int, peak: float, warmup: float) -> float:

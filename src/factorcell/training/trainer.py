@@ -44,12 +44,11 @@ from factorcell.runs.training_state import CHECKPOINT
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
-from factorcell.training.schedule import Progress, TimeLimit, learning_rate
+from factorcell.training.schedule import Progress, TimeLimit, learning_rate, warmup_share
 
 FORMAT = 1  # version of checkpoints
 TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to this norm
-WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that of a pretrained base
 # n of the n-grams that `min_users` users must have written: of words, and of characters, graphemes and pieces of words.
 WORD_ORDER, CHARACTER_ORDER = 2, 4
 
@@ -147,7 +146,7 @@ class Trainer:
         self.corpus, self.dev = corpus, dev
         self.stop = Stop()
         # With the shorter warm-up, some trainings of a pretrained base diverge (docs/results/transformers.md).
-        self.warmup = BASE_WARMUP if getattr(run.config.backbone, "is_pretrained", False) else WARMUP
+        self.warmup = warmup_share(run.config)
         self.parameters = run.model.own_parameters()
         self.starting_point = StartingPoint.read(run.folder)
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
