@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import lzma
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ CONVERSION_ERRORS = (ValueError, OverflowError, TypeError, pa.ArrowException)
 MAX_ROW_LENGTH = 1 << 24  # maximum number of characters of a line of a text file, or of a row of a CSV file
 ARROW_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # Arrow's names, by the ending of the file name
 COMPRESSIONS = (*ARROW_COMPRESSIONS, ".xz")  # endings of the names of compressed files
+ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, in the error handler surrogateescape
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
 UTF32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 
@@ -122,7 +124,10 @@ class Content:
     def lines(self, newline: str | None = None) -> Iterator[str]:
         """Yield the lines of a text file with their line ends; `newline` is an argument of `io.TextIOWrapper`."""
         try:
-            with self.open_decompressed() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline=newline) as decoder:
+            with (
+                self.open_decompressed() as stream,
+                io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline=newline) as decoder,
+            ):
                 first_bytes = stream.peek(4)[:4]
                 # In UTF-16 without a byte order mark, one of the two bytes of an ASCII character is 0.
                 is_utf16 = first_bytes.startswith(UTF16_MARKS) or first_bytes[:2].count(0) == 1
@@ -131,25 +136,14 @@ class Content:
                     raise UserError(f"{self.path}: expected UTF-8, got {encoding}; convert it to UTF-8")
                 read_line = partial(decoder.readline, MAX_ROW_LENGTH + 1)  # one more character than is allowed
                 for line_number, line in enumerate(iter(read_line, ""), 1):
+                    if not line.isascii() and (invalid := ESCAPED_BYTE.search(line)):
+                        place = f"byte 0x{ord(invalid[0]) - 0xDC00:02x} at column {invalid.start() + 1}"
+                        raise UserError(f"{self.path} line {line_number}: not UTF-8 ({place}); convert it first")
                     if len(line) > MAX_ROW_LENGTH:
                         raise UserError(f"{self.path} line {line_number}: longer than {MAX_ROW_LENGTH:,} characters")
                     yield line
-        except UnicodeDecodeError:
-            raise self._encoding_error() from None
         except (OSError, EOFError, lzma.LZMAError) as error:
-            raise UserError(f"{self.path}: damaged ({' '.join(str(error).split())})") from None
-
-    def _encoding_error(self) -> UserError:
-        """Return the error about the first line that is not UTF-8."""
-        with self.open_decompressed() as stream:
-            read_line = partial(stream.readline, 4 * MAX_ROW_LENGTH)  # a character of UTF-8 has at most 4 bytes
-            for line_number, line in enumerate(iter(read_line, b""), 1):
-                try:
-                    line.decode()
-                except UnicodeDecodeError as error:
-                    location = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
-                    return UserError(f"{self.path} line {line_number}: not UTF-8 ({location}); convert it first")
-        raise AssertionError("every line is UTF-8")
+            raise UserError(f"{self.path}: damaged ({one_line(error)})") from None
 
     def digest(self) -> bytes:
         """Return the SHA-256 digest of the file as it is stored."""
