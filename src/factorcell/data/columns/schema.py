@@ -184,11 +184,12 @@ class ContextSchema:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
         """Return the schema that `to_dict` converted to `content`; raise `UserError` if it is not valid."""
+
+        def as_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
         try:
-            variables = tuple(
-                Variable(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
-                for fields in content["variables"]
-            )
+            variables = tuple(Variable(**as_tuples(fields)) for fields in content["variables"])
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a context schema ({error})") from None
         if len({variable.name for variable in variables}) < len(variables):
