@@ -20,13 +20,12 @@ from torch import nn
 
 from factorcell.completion.compiled import CompiledEngine
 from factorcell.completion.search import SearchRequest
-from factorcell.config import Config
+from factorcell.config import Config, RecurrentOptions
 from factorcell.data.cache import prepare
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import signatures, softmax
 from factorcell.nn.packing import PackedModel
-from factorcell.options.option_fields import RecurrentOptions
 from factorcell.runs.run import Run
 from factorcell.training.row_adam import RowAdam
 

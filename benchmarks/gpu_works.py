@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import Config
+from factorcell.config import Config, RecurrentOptions, WordOptions
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch, Corpus
@@ -34,7 +34,6 @@ from factorcell.nn.backbones.loop_graphs import LoopGraphs
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import gpu_recurrence, library, softmax
 from factorcell.nn.language_model import with_identified_base
-from factorcell.options.option_fields import RecurrentOptions, WordOptions
 from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer
 

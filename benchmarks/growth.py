@@ -44,13 +44,12 @@ from benchmarks.processes import Figures, shortest
 from benchmarks.service.report import about
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import SearchRequest
-from factorcell.config import Config
+from factorcell.config import CharacterOptions, Config
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS, CharacterTokenizer
 from factorcell.io import files
 from factorcell.io.progress import progress_bar
 from factorcell.nn.kernels import library
-from factorcell.options.option_fields import CharacterOptions
 from factorcell.reports import charts
 from factorcell.runs.run import Run
 from factorcell.service.engine import Service

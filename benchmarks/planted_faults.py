@@ -54,7 +54,7 @@ FAULTS = [
     Fault("bootstrap.py", "QUANTILES = (0.025, 0.975)", "QUANTILES = (0.05, 0.95)", "test_bootstrap.py"),
     Fault("completion/online.py", "(1 - DECAY) * change**2", "(1 - DECAY) * change", "completion/test_online.py"),
     Fault("completion/online.py", "self.max_vector_norm / norm)", "self.max_vector_norm)", "completion/test_online.py"),
-    Fault("completion/blend.py", "self.entered < threshold", "self.entered <= threshold", "completion"),
+    Fault("completion/blend.py", "probability >= threshold or", "probability > threshold or", "completion"),
     Fault("completion/blend.py", '"own last": LESS', '"own last": MORE', "completion"),
     Fault(
         "completion/typos.py",

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from factorcell.config import Config
+from factorcell.config import Config, RecurrentOptions, WordOptions
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, target_frequencies
@@ -44,7 +44,6 @@ from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library as kernels
 from factorcell.nn.kernels import softmax
 from factorcell.nn.output import Proposal
-from factorcell.options.option_fields import RecurrentOptions, WordOptions
 from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer
 

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from factorcell.config import MODELS, PRECISIONS, Config
+from factorcell.config import MODELS, PRECISIONS, Config, RecurrentOptions
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.options.option_fields import RecurrentOptions
 from factorcell.runs.run import Run
 from factorcell.training.loop import train
 from factorcell.training.trainer import MAX_GRADIENT_NORM

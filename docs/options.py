@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from factorcell.config import section_types
-from factorcell.options.choices import AUTOMATIC_OPTIONS
-from factorcell.options.option_fields import KIND_HELP, OPTION_KINDS, option_fields
+from factorcell.config import KIND_HELP, OPTION_KINDS, option_fields, section_types
+from factorcell.options.limits import AUTOMATIC_OPTIONS
 
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Options

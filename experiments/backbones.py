@@ -28,7 +28,7 @@ import backbone_tables
 import study
 from backbone_tables import DataSet
 from corpora import Tables
-from factorcell.config import Config
+from factorcell.config import Config, HuggingFaceOptions
 from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.evaluation import baselines
@@ -37,7 +37,6 @@ from factorcell.nn.devices import find_device
 from factorcell.nn.language_model import with_identified_base
 from factorcell.nn.scoring import Scorer
 from factorcell.nn.sizes import meta_model
-from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 from separate import separate, separate_models

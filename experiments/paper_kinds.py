@@ -7,13 +7,12 @@ import sys
 from dataclasses import dataclass
 
 from factorcell.commands.cli.main import main
-from factorcell.config import int_option
+from factorcell.config import SoftmaxOptions, WordOptions, int_option
 from factorcell.data import register_tokenizer
 from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.nn import register_head
 from factorcell.nn.output import SoftmaxHead
 from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE, MAX_HASH_SIZE
-from factorcell.options.option_fields import SoftmaxOptions, WordOptions
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from factorcell.config import MODELS, Config, ModelConfig
+from factorcell.config import MODELS, Config, HuggingFaceOptions, ModelConfig
 from factorcell.errors import UserError, check_choice
-from factorcell.options.option_fields import HuggingFaceOptions
 
 
 def test_config_survives_a_dict_and_json(tmp_path: Path) -> None:

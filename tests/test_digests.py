@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from factorcell.errors import UserError
-from factorcell.io import digests, files, input_files
+from factorcell.io import files, input_files
 
 
 @pytest.fixture
@@ -51,38 +51,38 @@ def test_flipped_bits_of_a_listed_file_are_detected(name: str, folder: Path) -> 
 
 
 def test_flipped_bits_of_the_manifest_are_detected(folder: Path) -> None:
-    whole = (folder / digests.FILE).read_bytes()
+    whole = (folder / files.MANIFEST).read_bytes()
     for bit in range(0, 8 * len(whole), 29):
-        flip_bit(folder / digests.FILE, bit)
-        refusal(folder, digests.FILE)
-        (folder / digests.FILE).write_bytes(whole)
+        flip_bit(folder / files.MANIFEST, bit)
+        refusal(folder, files.MANIFEST)
+        (folder / files.MANIFEST).write_bytes(whole)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{}", b"\xff", b"[" * 10**6, b'{"format": 1, "files": [], "sha256": 1}']
 )
 def test_an_invalid_manifest_is_refused(content: bytes, folder: Path) -> None:
-    (folder / digests.FILE).write_bytes(content)
-    refusal(folder, digests.FILE)
-    with pytest.raises(UserError, match=digests.FILE):
+    (folder / files.MANIFEST).write_bytes(content)
+    refusal(folder, files.MANIFEST)
+    with pytest.raises(UserError, match=files.MANIFEST):
         files.write_json(folder / "a.json", {})
 
 
 def test_a_manifest_of_a_newer_format_suggests_an_upgrade(folder: Path) -> None:
-    content = files.read_json(folder / digests.FILE)
-    (folder / digests.FILE).write_text(json.dumps({**content, "format": 2}))
-    assert "its format is 2, but this version reads up to 1; upgrade" in refusal(folder, digests.FILE)
+    content = files.read_json(folder / files.MANIFEST)
+    (folder / files.MANIFEST).write_text(json.dumps({**content, "format": 2}))
+    assert "its format is 2, but this version reads up to 1; upgrade" in refusal(folder, files.MANIFEST)
 
 
 def test_unlisted_files_and_folders_without_a_manifest_are_not_checked(folder: Path, tmp_path: Path) -> None:
     for name in ("README.md", "later.json"):
         (folder / name).write_text("mine")
         assert files.read(folder / name) == b"mine"
-    (folder / digests.FILE).unlink()
+    (folder / files.MANIFEST).unlink()
     (folder / "a.json").write_text("[]")
     assert files.read_json(folder / "a.json") == []
     files.write_json(folder / "a.json", [1])
-    assert not (folder / digests.FILE).exists()
+    assert not (folder / files.MANIFEST).exists()
 
 
 def test_a_killed_writer_leaves_the_old_or_the_new_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.io.escapes import HIDDEN, escape_hidden, escape_hidden_json, escape_hidden_lines
+from factorcell.io.output import HIDDEN, escape_hidden, escape_hidden_json, escape_hidden_lines
 from tests.hostile_texts import BIDIRECTIONAL
 
 READABLE = [

@@ -14,10 +14,9 @@ from torch import nn
 from factorcell import Run, UserError
 from factorcell.adapters.adapters import Concat, find_adapter
 from factorcell.commands.cli.main import main
-from factorcell.config import EXTENSIBLE, Config, ModelConfig
+from factorcell.config import ADAPTERS, CELLS, EXTENSIBLE, Config, ModelConfig
 from factorcell.nn import register_adapter, register_cell
 from factorcell.nn.backbones.cells import GRU, LSTM, Coupled
-from factorcell.options.option_fields import ADAPTERS, CELLS
 from tests import ROOT, adapter_plugins
 from tests.adapter_plugins import MODULE, Bottleneck, Minimal, install
 from tests.small_runs import ROWS

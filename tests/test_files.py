@@ -141,7 +141,7 @@ def test_a_full_disk_preserves_the_old_file(before: bytes | None, tmp_path: Path
 def test_a_full_disk_preserves_earlier_rows(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     path, rows = tmp_path / "rows.jsonl", [{"text": "x" * 80}] * 10
-    files.append_rows(path, rows)
+    files.write_rows(path, rows)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:

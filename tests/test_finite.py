@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.io import files
-from factorcell.io.finite import format_number, format_option, is_number, to_json
+from factorcell.io.output import format_number, is_number, to_json
 
 NONFINITE = [math.nan, math.inf, -math.inf]
 VALUES = st.recursive(
@@ -59,11 +59,4 @@ def test_files_contain_null_for_nonfinite_numbers(tmp_path: Path, value: float) 
 
 def test_text_has_a_dash_for_nonfinite_numbers() -> None:
     assert [format_number(value, ".2f") for value in (1.234, None, *NONFINITE)] == ["1.23", "-", "-", "-", "-"]
-    assert [format_option(value) for value in (1.2345, 1e-5, 1234, "none", True)] == [
-        "1.23",
-        "1e-05",
-        "1234",
-        "none",
-        "True",
-    ]
     assert [is_number(value) for value in (0.0, None, *NONFINITE)] == [True, False, False, False, False]

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from sklearn.model_selection import ParameterGrid
 
 from factorcell.completion import LearningRule
-from factorcell.config import Config, options_by_section
+from factorcell.config import OPTION_KINDS, Config, option_fields, options_by_section
 from factorcell.errors import UserError
 from factorcell.generation import GenerationOptions
 from factorcell.hf import ContextConfig
 from factorcell.options.limits import NUMBER_LIMITS, OPTIONAL, Limits, check, plain
-from factorcell.options.option_fields import OPTION_KINDS, option_fields
 from factorcell.sklearn import ContextClassifier
 from factorcell.training.fit import train_run
 from tests.small_runs import ROWS

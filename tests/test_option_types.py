@@ -90,7 +90,7 @@ def parse(words: list[str]) -> Config:
     parser = Parser("command", "a summary", ["--backbone", "late"])
     options.add_config_options(parser)
     parser.format_help(shows_all=True)
-    return Config.from_dict(options.specified_options(parser.parse(["--backbone", "late", *words])))
+    return Config.of(**options.option_values(parser.parse(["--backbone", "late", *words])))
 
 
 @pytest.mark.parametrize(("words", "name", "expected"), VALID)

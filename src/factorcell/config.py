@@ -5,47 +5,33 @@ A `Config` has six sections. `data`, `model` and `training` are fixed dataclasse
 the keys of TOML files and the keys of config.json in a run folder are derived from the fields of these dataclasses.
 
 Apart from `kind`, no two sections have an option of the same name. Therefore options can be named without their
-sections (`Config.of`). Other packages add kinds with functions such as `register_tokenizer` or with entry points.
+sections (`Config.of`). Other packages add kinds with functions such as `register_tokenizer` or with entry points: a
+kind is a class with an attribute `Options`, a dataclass that extends `KindOptions`.
 """
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import input_files
 from factorcell.options.columns import Column, column_texts
-from factorcell.options.limits import EPOCHS, MAX_FLOAT, MAX_SEED, plain
-from factorcell.options.option_fields import (
-    ADAPTERS,
-    CHOICE_HELP,
-    MAX_SIZE,
-    OPTION_KINDS,
-    PREFIX,
-    TRANSFORMER_OPTIONS,
-    PretrainedTokenizerOptions,
-    RecurrentOptions,
-    SoftmaxOptions,
-    WordOptions,
-    check_fields,
-    kinds_of_transformer,
-    option_fields,
-    options_class,
-    rate_option,
-)
-from factorcell.options.option_fields import EXTENSIBLE as EXTENSIBLE
-from factorcell.options.option_fields import RECORDED as RECORDED
-from factorcell.options.option_fields import KindOptions as KindOptions
-from factorcell.options.option_fields import TokenizerOptions as TokenizerOptions
-from factorcell.options.option_fields import float_option as float_option
-from factorcell.options.option_fields import int_option as int_option
-from factorcell.options.option_fields import option as option
+from factorcell.options.extensions import NONE, Extensions
+from factorcell.options.limits import EPOCHS, MAX_COUNT, MAX_FLOAT, MAX_SEED, Limits, is_names, plain
 
+# Adapters that read the context before the text, as control codes or as text; the other adapters change weights.
+INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
+ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
+CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
+RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # fields that a training sets; they are no options
+MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 FORMAT = 1  # the format number that config.json of a run folder contains
-DEFAULT_KINDS = {section: next(iter(kinds)) for section, kinds in OPTION_KINDS.items()}
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that read the embeddings of values
 OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
@@ -68,18 +54,369 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
+DEVICE_HELP = (
+    "device to compute on; auto: a GPU if there is one, but the processor for recurrent layers with layer normalization"
+)
+PRECISION_HELP = (
+    "number type of matrix products, and in training of the frozen weights of a base; auto: float32, but bfloat16 "
+    "for a pretrained base on a GPU"
+)
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    limits: Limits | None = None,
+    metavar: str = "",
+) -> Any:
+    """Declare an option as a dataclass field.
+
+    Args:
+        default: The default value.
+        help_text: The help text.
+        choices: The valid values, if the option is a choice.
+        limits: The valid range, if the option is a number.
+        metavar: The placeholder of the value in the help of the command line.
+
+    Returns:
+        A field with this metadata, for the body of a dataclass.
+    """
+    metadata = {"help": help_text, "choices": choices, "limits": limits, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def int_option(default: int, help_text: str, low: int, high: int = MAX_COUNT) -> Any:
+    """Declare an option that is an integer from `low` to `high`."""
+    return option(default, help_text, limits=Limits(low, high))
+
+
+def float_option(default: float, help_text: str, low: float = 0.0, high: float = MAX_FLOAT) -> Any:
+    """Declare an option that is a number from `low` to `high`."""
+    return option(default, help_text, limits=Limits(low, high, whole=False))
+
+
+def option_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a section that users may set."""
+    return [field for field in dataclasses.fields(cls) if field.name not in RECORDED]
+
+
+def rate_option(help_text: str) -> Any:
+    """Declare an option that is a dropout rate, from 0 (the default) to below 1."""
+    return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True))
+
+
+@functools.cache
+def option_types(cls: Any) -> dict[str, type]:
+    """Return the type of each option of a dataclass: bool, int, float, str, or tuple; raise `UserError` for others."""
+    try:
+        hints = typing.get_type_hints(cls)  # annotations may be strings (PEP 563)
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise UserError(f"{cls.__qualname__}: the type of an option cannot be resolved ({error})") from None
+    hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+    for name, hint in hints.items():
+        if hint not in (bool, int, float, str, tuple[str, ...]):
+            expected = "expected bool, int, float, str or tuple[str, ...]"
+            raise UserError(f"option {name!r}: {expected}; got the type {hint!r:.60}")
+    return {name: typing.get_origin(hint) or hint for name, hint in hints.items()}
+
+
+def check_fields(section: Any) -> None:
+    """Raise `UserError` unless every field of the dataclass `section` is valid; convert values to plain ones."""
+    cls: Any = type(section)
+    types = option_types(cls)
+    for field in dataclasses.fields(section):
+        value = _convert(field.name, getattr(section, field.name), types[field.name])
+        choices = field.metadata.get("choices", ())
+        if isinstance(value, tuple) and choices:  # `none` is an empty list of choices
+            value = tuple(item for item in value if item != NONE)
+        for item in value if isinstance(value, tuple) else (value,):
+            if field.name in EXTENSIBLE:
+                EXTENSIBLE[field.name].check_choice(field.name, item)
+            elif choices:
+                check_choice(field.name, item, choices)
+        if (limits := field.metadata.get("limits")) is not None:
+            value = limits.check(field.name, value)
+        object.__setattr__(section, field.name, value)
+
+
+def _convert(name: str, value: Any, option_type: type) -> Any:
+    """Return `value` as a plain value of `option_type`; an integer becomes a float; raise `UserError` otherwise."""
+    value = plain(value)
+    if option_type is tuple and not is_names(value):
+        raise UserError(f"{name} is {value!r}; it must be a list of names")
+    if option_type is float and type(value) is int and abs(value) <= MAX_FLOAT:
+        return float(value)
+    if type(value) is not option_type:
+        raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.__name__}")
+    return value
+
+
+@dataclass(frozen=True)
+class KindOptions:
+    """Base class of the options of one kind of tokenizer, backbone or head.
+
+    A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields may have
+    plain defaults or be declared by `option`, `int_option` and `float_option`, which add help texts and limits. Their
+    annotations are bool, int, float, str or tuple[str, ...].
+    """
+
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class TokenizerOptions(KindOptions):
+    """The options that every tokenizer has."""
+
+    lowercase: bool = option(False, "convert the text to lower case")
+    min_count: int = int_option(2, "tokens that occur less often in the training texts are out of vocabulary", 1)
+    max_vocabulary: int = int_option(
+        50_000, "maximum size of the vocabulary, which consists of the most frequent tokens", 1
+    )
+
+
+@dataclass(frozen=True)
+class WordOptions(TokenizerOptions):
+    """Options of the tokenizer whose tokens are words, numbers and punctuation marks."""
+
+    kind: str = "word"
+    lowercase: bool = option(True, "convert the text to lower case")
+
+
+@dataclass(frozen=True)
+class SpaceOptions(WordOptions):
+    """Options of the tokenizer that splits texts at white space."""
+
+    kind: str = "space"
+
+
+@dataclass(frozen=True)
+class CharacterOptions(TokenizerOptions):
+    """Options of the tokenizer whose tokens are Unicode code points."""
+
+    kind: str = "char"
+
+
+@dataclass(frozen=True)
+class GraphemeOptions(CharacterOptions):
+    """Options of the tokenizer of grapheme clusters: letters with accents, flags and emoji are one token each."""
+
+    kind: str = "grapheme"
+
+
+@dataclass(frozen=True)
+class BpeOptions(TokenizerOptions):
+    """Options of the tokenizer of pieces of words, which are learned by byte-pair encoding of the training texts."""
+
+    kind: str = "bpe"
+    min_count: int = int_option(2, "pairs that occur less often in the training texts are not merged", 1)
+    max_vocabulary: int = int_option(
+        0, "maximum size of the vocabulary; 0: chosen from the number of words in the training texts", 0
+    )
+
+
+@dataclass(frozen=True)
+class PretrainedTokenizerOptions(TokenizerOptions):
+    """Options of the tokenizer of the pretrained model that `base` names; its vocabulary is fixed."""
+
+    kind: str = "pretrained"
+
+
+@dataclass(frozen=True)
+class RecurrentOptions(KindOptions):
+    """Options of the backbone with recurrent layers."""
+
+    kind: str = "recurrent"
+    cell: str = option(
+        "coupled",
+        "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
+        choices=CELLS,
+    )
+    layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
+    hidden_size: int = int_option(200, "size d of the hidden state", 1, MAX_SIZE)
+    layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)")
+    variational: bool = option(
+        False,
+        "variational dropout (Gal and Ghahramani 2016): one mask for all steps of a text, and recurrent dropout of the "
+        "hidden state",
+    )
+    dropout_recurrent: float = rate_option(
+        "dropout rate of the new values for the memory (Semeniuta et al. 2016); with the option variational, dropout "
+        "rate of the hidden state before it is multiplied by the recurrent weights"
+    )
+    dropout_input: float = rate_option("dropout rate of the token embeddings")
+    dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
+
+
+@dataclass(frozen=True)
+class HuggingFaceOptions(KindOptions):
+    """Options of the backbone that is a causal language model of the Hugging Face library `transformers`."""
+
+    kind: str = "huggingface"
+    base: str = option(
+        "",
+        "pretrained Transformer to adapt: a folder, a GGUF file, or the name of a model on the hub; for a new "
+        "Transformer, use the option architecture instead",
+        metavar="MODEL",
+    )
+    architecture: str = option(
+        "", "architecture of a new Transformer with random weights, such as llama, gpt2 or qwen2", metavar="NAME"
+    )
+    train_base: bool = option(False, "train the weights of a pretrained model too, not only the adapters")
+    target_modules: tuple[str, ...] = option(
+        (),
+        "linear map to adapt, by its last name in the model, such as q_proj (repeatable); by default all in the layers",
+        metavar="NAME",
+    )
+    shared_rank: int = int_option(
+        32, "rank of the LoRA of a frozen pretrained model that all contexts share; 0: none", 0, MAX_SIZE
+    )
+    prefix_vectors: int = int_option(0, "vectors made from the context that are read before each text", 0, 1000)
+    layers: int = int_option(4, "layers of a new model", 1, MAX_LAYERS)
+    hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)
+    dropout_input: float = rate_option("dropout rate of the token embeddings")
+    dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
+    base_digest: str = ""  # SHA-256 of the weights of the base; other weights are refused
+    base_precision: str = ""  # the number type of the frozen weights of the base
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.base) == bool(self.architecture):
+            values = f"{self.base!r} and {self.architecture!r}" if self.base else "neither"
+            raise UserError(
+                f"backbone {self.kind}: expected either base, a pretrained model, or architecture, that of a new "
+                f"model; got {values}"
+            )
+
+    def __str__(self) -> str:
+        return f"base {self.base!r}" if self.base else f"architecture {self.architecture!r}"
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether the weights are those of a pretrained model; otherwise, they begin at random values."""
+        return bool(self.base)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the weights of a pretrained model stay as they are."""
+        return self.is_pretrained and not self.train_base
+
+    @property
+    def is_frozen_in_bfloat16(self) -> bool:
+        """Whether the frozen weights of a pretrained model are stored in bfloat16."""
+        return self.is_frozen and self.base_precision == "bfloat16"
+
+
+@dataclass(frozen=True)
+class SoftmaxOptions(KindOptions):
+    """Options of the head with a softmax whose weights are the token embeddings."""
+
+    kind: str = "softmax"
+
+
+# The built-in kinds of the sections that have kinds; the first kind of a section is the default.
+OPTION_KINDS: dict[str, dict[str, type[KindOptions]]] = {
+    "tokenizer": {
+        "word": WordOptions,
+        "space": SpaceOptions,
+        "char": CharacterOptions,
+        "grapheme": GraphemeOptions,
+        "bpe": BpeOptions,
+        "pretrained": PretrainedTokenizerOptions,
+    },
+    "backbone": {"recurrent": RecurrentOptions, "huggingface": HuggingFaceOptions},
+    "head": {"softmax": SoftmaxOptions},
+}
+DEFAULT_KINDS = {section: next(iter(kinds)) for section, kinds in OPTION_KINDS.items()}
+EXTENSIBLE = {
+    "adapt": Extensions("adapter", ADAPTERS),
+    "cell": Extensions("cell", CELLS),
+    **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
+}
+TRANSFORMER_OPTIONS = ("base", "architecture")  # each of them selects a Transformer as backbone
+KIND_HELP = {
+    "tokenizer": (
+        "how text is split into tokens: words, parts between spaces, characters, graphemes, pieces of words, or as a "
+        "pretrained model does"
+    ),
+    "backbone": "network that turns the tokens read so far into a vector",
+    "head": "network that turns the vector of the backbone into probabilities of the next token",
+}
+
+
+def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kinds, by section, that `base` or `architecture` among `options` select if no others are specified.
+
+    Raise `UserError` if the options have a `backbone` without this option.
+    """
+    names = [name for name in TRANSFORMER_OPTIONS if name in options]
+    backbone = str(options.get("backbone", HuggingFaceOptions.kind))
+    if names and backbone != HuggingFaceOptions.kind:
+        names_of_backbone = {field.name for field in dataclasses.fields(options_class("backbone", backbone))}
+        for name in names:
+            if name not in names_of_backbone:
+                raise UserError(f"{name} requires backbone {HuggingFaceOptions.kind}, got {backbone}")
+        return {}
+    kinds = {"backbone": HuggingFaceOptions.kind} if names else {}
+    return kinds | ({"tokenizer": PretrainedTokenizerOptions.kind} if options.get("base") else {})
+
+
+def options_class(section: str, kind: str) -> type[KindOptions]:
+    """Return the dataclass with the options of a `kind` of tokenizer, backbone or head, built in or of a package."""
+    if kind in OPTION_KINDS[section]:
+        return OPTION_KINDS[section][kind]
+    options: type[KindOptions] = EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section]).Options
+    return options
+
+
+def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> None:
+    """Raise `UserError` unless `cls` is a class whose attribute `Options` extends `base` and has the kind `name`."""
+    options = getattr(cls, "Options", None)
+    if not (isinstance(cls, type) and isinstance(options, type) and issubclass(options, base)):
+        raise UserError(
+            f"{name!r}: expected a class with `Options`, a dataclass that extends {base.__name__}, got {cls!r:.60}"
+        )
+    for field in dataclasses.fields(options):
+        if field.default is dataclasses.MISSING:
+            raise UserError(f"{name!r}: option {field.name!r}: expected a default, got none")
+    try:
+        kind = options().kind
+    except UserError as error:
+        raise UserError(f"{name!r}: {error}") from None
+    if kind != name:
+        raise UserError(f"{name!r}: expected Options.kind to be {name!r} by default, got {kind!r}")
+
+
+KIND_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "tokenizer": partial(check_kind, base=TokenizerOptions),
+    "backbone": check_kind,
+    "head": check_kind,
+}
+
 
 @dataclass(frozen=True)
 class DataConfig:
     """Options that decide which columns of a table are read, and how."""
 
     text: str = option("text", "column with the text", metavar="COLUMN")
-    context: tuple[str, ...] = option((), CHOICE_HELP["context"], metavar="NAME[:KIND]")
+    context: tuple[str, ...] = option(
+        (),
+        "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
+        "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
+        "category or number",
+        metavar="NAME[:KIND]",
+    )
     user: str = option(
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing, which orders the texts of each user", metavar="COLUMN")
-    prompt_history: int = int_option(0, CHOICE_HELP["prompt_history"], 0, MAX_PROMPT_HISTORY)
+    prompt_history: int = int_option(
+        0, "read this many earlier texts of the user before the text (only with user)", 0, MAX_PROMPT_HISTORY
+    )
     max_tokens: int = int_option(
         200, "cut texts after this many tokens; of a prompt, half as many are read, but at least 100", 1, MAX_SIZE
     )
@@ -127,12 +464,30 @@ class DataConfig:
 class ModelConfig:
     """Sizes of the context vector and the token embeddings, and the adaptations of the model."""
 
-    adapt: tuple[str, ...] = option(("concat", "factor"), CHOICE_HELP["adapt"], choices=ADAPTERS)
-    output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES)
+    adapt: tuple[str, ...] = option(
+        ("concat", "factor"),
+        "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
+        "factor: adds a matrix of low rank to the weights, prefix: reads control codes before the text, names: reads "
+        "the names of categories, such as city: Oslo, before the text; the default is concat and factor, with "
+        "a pretrained base names and factor, and for characters with users concat, or concat and factor",
+        choices=ADAPTERS,
+    )
+    output_bias: tuple[str, ...] = option(
+        ("low_rank",),
+        "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "
+        "variable, one_hot: a coefficient for each token and value, sparse: like one_hot, with an l1 penalty, hash: "
+        "coefficients in hash buckets; the default is low_rank, and none with a pretrained base or for characters with "
+        "users",
+        choices=OUTPUT_BIASES,
+    )
     embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
     variable_size: int = int_option(16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE)
     context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
-    context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS)
+    context_layer: str = option(
+        "tanh",
+        "activation of the layer that combines the context variables; none: no layer, for a single variable",
+        choices=CONTEXT_LAYERS,
+    )
     rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
     dropout_context: float = rate_option(
         "rate at which training replaces category values by the unknown value, to train its embedding"
@@ -180,8 +535,8 @@ class TrainingConfig:
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
     seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
     threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
-    precision: str = option("auto", CHOICE_HELP["precision"], choices=PRECISIONS)
-    device: str = option("auto", CHOICE_HELP["device"], choices=DEVICES)
+    precision: str = option("auto", PRECISION_HELP, choices=PRECISIONS)
+    device: str = option("auto", DEVICE_HELP, choices=DEVICES)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -266,10 +621,10 @@ class Config:
     """
 
     data: DataConfig = DataConfig()
-    tokenizer: TokenizerOptions = field(default_factory=WordOptions)
+    tokenizer: TokenizerOptions = dataclasses.field(default_factory=WordOptions)
     model: ModelConfig = ModelConfig()
-    backbone: KindOptions = field(default_factory=RecurrentOptions)
-    head: KindOptions = field(default_factory=SoftmaxOptions)
+    backbone: KindOptions = dataclasses.field(default_factory=RecurrentOptions)
+    head: KindOptions = dataclasses.field(default_factory=SoftmaxOptions)
     training: TrainingConfig = TrainingConfig()
 
     def __post_init__(self) -> None:

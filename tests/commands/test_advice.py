@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from factorcell.commands.advice import train_command
+from factorcell.commands.evaluation import train_command
 from factorcell.config import Config
 
 

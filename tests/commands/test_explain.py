@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from factorcell.commands.cli.main import main
-from factorcell.commands.explain import contexts_between, mark_token
+from factorcell.commands.explaining import contexts_between, mark_token
 from factorcell.errors import UserError
 from factorcell.evaluation.explaining.likelihood_ratios import explain
 from factorcell.io import files

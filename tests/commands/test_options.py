@@ -12,10 +12,9 @@ import pytest
 from factorcell.commands.cli import options
 from factorcell.commands.cli.main import main
 from factorcell.commands.cli.parser import Parser
-from factorcell.config import Config
+from factorcell.config import Config, option_fields
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
-from factorcell.options.option_fields import option_fields
 from factorcell.runs.run import Run
 from tests.commands.leaf_commands import LEAVES, parser
 
@@ -29,7 +28,7 @@ def parse(*arguments: str) -> Config:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--model")
     options.add_config_options(parser)
-    return Config.from_dict(options.specified_options(parser.parse(arguments)))
+    return Config.of(**options.option_values(parser.parse(arguments)))
 
 
 def test_no_options_give_the_default_config() -> None:

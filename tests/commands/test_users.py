@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.commands import serving, users
+from factorcell.commands import serving
 from factorcell.commands.cli import main
 from factorcell.runs.run import Run
 from factorcell.service.engine import Service
@@ -184,7 +184,7 @@ def test_times_of_an_import_may_have_fractions_or_be_iso_8601(
 def test_a_user_deleted_during_the_export_is_skipped(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(users, "all_users", lambda store: iter(("aaa", "ann", "anna", "bob")))
+    monkeypatch.setattr("factorcell.service.stores.store.all_users", lambda store: iter(("aaa", "ann", "anna", "bob")))
     lines, _ = run_command(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
     assert "is not in the store" in run_command(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]

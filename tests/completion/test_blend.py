@@ -117,10 +117,11 @@ def test_an_invented_text_needs_evidence() -> None:
     for threshold in (0.0, 0.05, 2.0):
         blend = Blend(run, POPULAR, replace(DEFAULT_WEIGHTS, threshold=threshold))
         typed_text = blend.type_text(blend.begin(user), "a")
-        for suggestion in blend.suggest(typed_text).suggestions:
+        for number, suggestion in enumerate(blend.suggest(typed_text).suggestions):
             is_known = suggestion.text in {"abc", "abba", "abab"}
-            assert is_known or math.exp(suggestion.log_probability) >= threshold
+            assert is_known or math.exp(suggestion.log_probability) >= (0.1 if number else 1.0) * threshold
         assert {"abc", "abba", "abab"} <= set(suggested(blend, "a", user))
+    blend = Blend(run, POPULAR, replace(DEFAULT_WEIGHTS, threshold=11.0))
     assert len(suggested(blend, "a", user)) == 3
 
 
@@ -150,12 +151,25 @@ def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
     assert weights.fit_threshold(mixed) <= math.exp(weights.log_probabilities(mixed[0][0])[0])
 
 
-def test_an_invention_is_ranked_if_it_reaches_the_threshold() -> None:
-    invention, known = (blend_module._Case((blend_module.KNOWN, 0.5, 0.25), p) for p in (0.25, blend_module.KNOWN))
-    ranks = {0.2: (4, 4), 0.25: (4, 4), 0.3: (0, 3), 0.5: (0, 3), 0.6: (0, 2)}
-    for threshold, expected in ranks.items():
-        for case, rank in zip((invention, known), expected, strict=True):
-            assert case.reciprocal_rank(threshold) == pytest.approx(1 / rank if rank else 0)
+@pytest.mark.parametrize(
+    ("threshold", "shown"),
+    [
+        (0.0, [0, 1, 2, 3, 4]),
+        (0.5, [0, 1, 2, 3]),  # 0.04 is less than a tenth
+        (0.51, [1, 0, 2, 3]),  # the first one waits for a known text
+        (2.5, [1, 0]),
+        (5.1, [1]),
+    ],
+)
+def test_inventions_need_evidence_to_be_first_and_a_tenth_of_it_to_follow(threshold: float, shown: list[int]) -> None:
+    evidence = (0.5, blend_module.KNOWN, 0.2, 0.06, 0.04)
+    assert blend_module._shown(evidence, threshold) == shown
+    for entered in range(5):
+        case = blend_module._Case(evidence, entered)
+        rank = shown.index(entered) + 1 if entered in shown else None
+        assert case.reciprocal_rank(threshold) == pytest.approx(1 / rank if rank else 0)
+        assert case.begins_wrong(threshold) == (shown[0] == 0 and entered != 0)
+    assert blend_module._shown((0.3, 0.2), 0.31) == []  # a short list is better than an invented one
 
 
 def test_a_suggestion_names_the_sources_that_propose_it() -> None:

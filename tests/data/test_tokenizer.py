@@ -4,12 +4,11 @@ from collections import Counter
 
 import pytest
 
-from factorcell.config import Config
+from factorcell.config import Config, PretrainedTokenizerOptions
 from factorcell.data.tokenizers.bpe import PretrainedTokenizer
 from factorcell.data.tokenizers.kinds import TOKENIZERS as CLASSES
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.options.option_fields import PretrainedTokenizerOptions
 from tests.plugins import PieceOptions, Pieces
 
 TEXTS = ["the sea, the sun", "e\u0301te\u0301 ab\u0327", "abcab", "a  b\tc", "", "don't!! 3.50"]

@@ -10,11 +10,10 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import Config
+from factorcell.config import CharacterOptions, Config
 from factorcell.data.tokenizers.kinds import load_tokenizer
 from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS, UNKNOWN, CharacterTokenizer, sentence_case
 from factorcell.errors import UserError
-from factorcell.options.option_fields import CharacterOptions
 from paper_kinds import BareWordOptions
 from tests.small_runs import join, split
 

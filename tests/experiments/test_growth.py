@@ -83,7 +83,7 @@ def test_a_resumed_measurement_omits_points_with_rows(tmp_path: Path, monkeypatc
     out, docs = tmp_path / "growth.jsonl", tmp_path / "docs"
     docs.mkdir()
     (docs / "speed.md").write_text("before\n<!-- growth -->\nold\n<!-- end of growth -->\nafter\n")
-    files.append_rows(out, [row_of("rank", size, files=float(size)) for size in (1, 4)])
+    files.write_rows(out, [row_of("rank", size, files=float(size)) for size in (1, 4)])
     for _ in range(2):
         growth.main(["--out", str(out), "--docs", str(docs)])
     assert sorted(measured) == [("rank", 2), ("rank", 8)]

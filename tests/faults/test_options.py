@@ -24,11 +24,10 @@ from starlette.testclient import TestClient
 from factorcell.commands.cli import main as cli
 from factorcell.commands.cli.main import Command
 from factorcell.commands.cli.parser import Parser
-from factorcell.config import section_types
+from factorcell.config import option_fields, section_types
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.options import limits
-from factorcell.options.option_fields import option_fields
 from factorcell.service.http import server
 from factorcell.service.record import MAX_TIME
 

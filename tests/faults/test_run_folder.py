@@ -18,7 +18,7 @@ from factorcell.completion.online import LearningRule, learn_one
 from factorcell.config import read_options
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.counts import POPULARITY
-from factorcell.io import digests, files
+from factorcell.io import files
 from factorcell.ngram.ngram import NGram
 from factorcell.training import open_scorer
 from factorcell.training.proximal import StartingPoint
@@ -103,7 +103,7 @@ def test_many_flipped_bits_are_refused_and_named(name: str, models_folder: Path)
 
 def test_folders_without_a_manifest_open(models_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(models_folder, tmp_path / "copy"))
-    for path in copy.rglob(digests.FILE):
+    for path in copy.rglob(files.MANIFEST):
         path.unlink()
     for name in MODELS:
         assert model_outputs(copy / name) == model_outputs(models_folder / name)
@@ -229,8 +229,8 @@ def test_an_invalid_escape_in_the_vocabulary_is_damage(line: str, models_folder:
 def test_the_manifest_does_not_depend_on_the_folder(models_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(models_folder / "words", tmp_path / "renamed"))
     assert model_outputs(copy) == model_outputs(models_folder / "words")
-    listed = json.loads((copy / digests.FILE).read_bytes())["files"]
-    assert listed["config.json"] == [digests.sha256_of((copy / "config.json").read_bytes())]
+    listed = json.loads((copy / files.MANIFEST).read_bytes())["files"]
+    assert listed["config.json"] == [files.sha256_of((copy / "config.json").read_bytes())]
 
 
 DEEPLY_NESTED = {

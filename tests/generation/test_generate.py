@@ -14,7 +14,7 @@ from factorcell.data.tokenizers.tokenizer import sentence_case
 from factorcell.errors import UserError
 from factorcell.generation.generate import BATCH_SIZES, GenerationOptions, category_values, generate, stream
 from factorcell.nn.kernels import library
-from factorcell.options.choices import GENERATION_METHODS
+from factorcell.options.limits import GENERATION_METHODS
 from factorcell.runs.run import Run
 from tests.findings import collected_findings, expected_finding, no_findings
 from tests.small_runs import make_letters, make_run, split, with_ngrams

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from factorcell.config import CELLS, HuggingFaceOptions, RecurrentOptions
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes
 from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
-from factorcell.options.option_fields import CELLS, HuggingFaceOptions, RecurrentOptions
 from tests.plugins import Growing, GrowingOptions
 
 B, T, E, H, K = 4, 5, 3, 6, 2

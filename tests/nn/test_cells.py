@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import ADAPTERS
+from factorcell.config import ADAPTERS as ADAPTER_NAMES
+from factorcell.config import CELLS as CELL_NAMES
+from factorcell.config import RecurrentOptions
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.cells import CELLS, CellState
 from factorcell.nn.backbones.recurrent import Cell
-from factorcell.options.option_fields import ADAPTERS as ADAPTER_NAMES
-from factorcell.options.option_fields import CELLS as CELL_NAMES
-from factorcell.options.option_fields import RecurrentOptions
 from tests.nn import oracles
 from tests.nn.oracles import Array
 

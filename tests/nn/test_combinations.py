@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell.config import Config
+from factorcell.config import ADAPTERS, CELLS, Config
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch
 from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.option_fields import ADAPTERS, CELLS
 from tests.small_runs import as_any
 
 V, B = 6, 3

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from factorcell.adapters.encoder import Prefix
-from factorcell.config import Config
+from factorcell.config import CELLS, Config
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch
 from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.option_fields import CELLS
 from tests.small_runs import as_any
 
 V = 7

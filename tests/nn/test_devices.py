@@ -15,7 +15,7 @@ from torch import Tensor
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay import read_streams
 from factorcell.completion.tuning import progressive_sums
-from factorcell.config import OUTPUT_BIASES, Config
+from factorcell.config import OUTPUT_BIASES, Config, HuggingFaceOptions, RecurrentOptions
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.likelihoods import log_likelihoods
@@ -23,7 +23,6 @@ from factorcell.generation.generate import GenerationOptions
 from factorcell.generation.writing import Constraints, WritingTask, search_beams, write_texts
 from factorcell.nn import devices
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.option_fields import HuggingFaceOptions, RecurrentOptions
 from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import plan

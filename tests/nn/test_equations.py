@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import OUTPUT_BIASES, Config
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, Config
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch
@@ -22,7 +22,6 @@ from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.errors import UserError
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output import Proposal, Samples
-from factorcell.options.option_fields import ADAPTERS
 from paper_kinds import SizedSoftmaxOptions
 from tests.nn import oracles
 from tests.nn.oracles import Array

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import OUTPUT_BIASES, Config
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, Config
 from factorcell.data.columns.context import Context
 from factorcell.data.tokenizers.tokenizer import START
 from factorcell.nn import language_model
 from factorcell.nn.backbones.backbone import dropout_mask
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.option_fields import ADAPTERS
 from factorcell.runs.run import Run
 from tests.small_runs import CONTEXT, ROWS, as_any, make_run
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from factorcell.adapters.adapters import ADAPTERS
+from factorcell.config import RecurrentOptions
 from factorcell.nn.backbones import loop_graphs
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.cells import CELLS
 from factorcell.nn.backbones.loop_graphs import LoopGraphs, bucket_size
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import gpu
-from factorcell.options.option_fields import RecurrentOptions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 E, H, K, R = 3, 8, 2, 2

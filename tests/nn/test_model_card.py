@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from factorcell.config import Config
+from factorcell.config import Config, HuggingFaceOptions
 from factorcell.evaluation import results
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
-from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs import model_card, saved_results
 from factorcell.runs.run import Run
 from factorcell.training.finetuning import finetune

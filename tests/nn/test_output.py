@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import LOW_RANK_BIASES, OUTPUT_BIASES, ModelConfig
+from factorcell.config import LOW_RANK_BIASES, OUTPUT_BIASES, CharacterOptions, ModelConfig, SoftmaxOptions
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, START, CharacterTokenizer
@@ -17,7 +17,6 @@ from factorcell.nn.head import HeadSizes
 from factorcell.nn.kernels import softmax
 from factorcell.nn.output import ContextBias, Proposal, Samples, SoftmaxHead
 from factorcell.nn.output_bias import TABLES
-from factorcell.options.option_fields import CharacterOptions, SoftmaxOptions
 from paper_kinds import SizedSoftmaxHead, SizedSoftmaxOptions
 from tests.small_runs import hash_bucket
 

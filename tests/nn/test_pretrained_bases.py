@@ -21,7 +21,6 @@ from factorcell.nn import sizes
 from factorcell.nn.backbones import huggingface
 from factorcell.nn.backbones.huggingface import UNUSED_BIAS, HuggingFaceBackbone, max_positions
 from factorcell.nn.sizes import check_memory
-from factorcell.options.option_fields import HuggingFaceOptions
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
 from tests.pretrained_models import write_pretrained, write_tokenizer
@@ -125,9 +124,9 @@ def test_a_link_to_a_file_without_an_ending_is_stored_as_a_link(
     link.symlink_to("blob")
     monkeypatch.setattr(pretrained, "read_config", lambda source: None)
     monkeypatch.chdir(tmp_path)
-    options = pretrained.identify(HuggingFaceOptions(base="./model[q4].gguf"))
-    assert options.base == str(link)
-    assert pretrained.identify(options) == options
+    base, digest = pretrained.identify("./model[q4].gguf")
+    assert base == str(link)
+    assert pretrained.identify(base, digest) == (base, digest)
 
 
 @pytest.mark.parametrize("architecture", ["gemma", "gemma3_text"])

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import PlainEngine
+from factorcell.config import CELLS
 from factorcell.data.corpus import Batch
-from factorcell.options.option_fields import CELLS
 from factorcell.runs.run import Run
 from tests.kernels import compiled
 from tests.small_runs import as_any, gradient_of_sampled_loss, make_letters, step_nats

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell.config import OUTPUT_BIASES, Config
+from factorcell.config import ADAPTERS, CELLS, OUTPUT_BIASES, Config
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.errors import UserError
 from factorcell.io import files, memory
 from factorcell.nn import sizes
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.option_fields import ADAPTERS, CELLS
 from factorcell.runs.run import Run
 from paper_kinds import SizedSoftmaxOptions
 from tests.small_runs import make_run

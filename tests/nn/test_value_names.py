@@ -11,10 +11,9 @@ import torch
 
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import PlainEngine
-from factorcell.config import Config
+from factorcell.config import CELLS, Config
 from factorcell.data.corpus import Batch
 from factorcell.errors import UserError
-from factorcell.options.option_fields import CELLS
 from factorcell.runs.model_card import describe_adaptation, render
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run

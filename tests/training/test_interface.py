@@ -9,9 +9,18 @@ import pytest
 
 import factorcell
 from factorcell import Category, Cyclic, Number, Run, UserError, fit
-from factorcell.config import Config, Options, TrainingConfig, TrainingOptions, options_by_section, section_types
+from factorcell.config import (
+    OPTION_KINDS,
+    Config,
+    Options,
+    TrainingConfig,
+    TrainingOptions,
+    option_fields,
+    option_types,
+    options_by_section,
+    section_types,
+)
 from factorcell.options.columns import Column
-from factorcell.options.option_fields import OPTION_KINDS, option_fields, option_types
 from tests.small_runs import ROWS
 
 SIZES: dict[str, Any] = {"min_count": 1, "min_context_count": 1, "embedding_size": 4, "hidden_size": 4, "rank": 1}

@@ -14,7 +14,7 @@ import pytest
 
 from factorcell import Run, UserError
 from factorcell.config import Config
-from factorcell.io import digests, files, lock
+from factorcell.io import files, lock
 from factorcell.runs.run import MANIFEST_FILES
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
@@ -151,7 +151,7 @@ def test_trained_runs_and_other_files_are_not_overwritten(uninterrupted: Path, t
     files.write_json(tmp_path / "recipe" / "config.json", {})
     bare = Path(shutil.copytree(uninterrupted, tmp_path / "bare"))
     for path in bare.iterdir():
-        if path.name not in ("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", digests.FILE):
+        if path.name not in ("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", files.MANIFEST):
             path.unlink()
     with_notes = Path(shutil.copytree(uninterrupted, tmp_path / "with_notes"))
     for path in with_notes.iterdir():

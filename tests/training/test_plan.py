@@ -13,7 +13,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.ngram.ngram import count_ngrams
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.choices import AUTOMATIC_OPTIONS
+from factorcell.options.limits import AUTOMATIC_OPTIONS
 from factorcell.runs.run import Run, read_config, training_facts
 from factorcell.runs.used_options import used_options
 from factorcell.training import fit as fitting

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import OUTPUT_BIASES
+from factorcell.config import ADAPTERS, NAMES, OUTPUT_BIASES, PREFIX
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.nn.language_model import LanguageModel
-from factorcell.options.option_fields import ADAPTERS, NAMES, PREFIX
 from factorcell.runs.run import Run
 from factorcell.training import proximal
 from factorcell.training.loop import train

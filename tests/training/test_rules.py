@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.config import Config
+from factorcell.config import Config, HuggingFaceOptions
 from factorcell.data.cache import prepare
-from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS, SMALL_DATA_DEFAULTS
-from factorcell.options.option_fields import HuggingFaceOptions
+from factorcell.options.limits import AUTOMATIC_OPTIONS, PRESETS, SMALL_DATA_DEFAULTS
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 from tests.small_runs import CONTEXT, ROWS

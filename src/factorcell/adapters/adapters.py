@@ -24,9 +24,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from factorcell.config import EXTENSIBLE, ModelConfig
+from factorcell.config import EXTENSIBLE, INPUT_ADAPTERS, ModelConfig
 from factorcell.errors import UserError
-from factorcell.options.option_fields import INPUT_ADAPTERS
 
 FULL_RATE_RANK = 12  # with a higher rank, L and R have a lower learning rate
 # Largest number of contexts of one product of a group on a processor. With more, separate products are faster: they

@@ -6,37 +6,49 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from factorcell.bootstrap import Interval
 from factorcell.commands.cli import options, terminal
-from factorcell.completion import online, tuning
-from factorcell.completion.blend import INDICATORS, ORDERS, Blend, BlendWeights, new_suggester, save_settings
-from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, User, distinguishes_users, learn_one
-from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay import context_columns, open_systems, read_streams, replay, summarise
-from factorcell.data.counts import POPULARITY
-from factorcell.data.tables.chunks import format_names
-from factorcell.data.tables.tables import open_table
+from factorcell.commands.cli.parser import Parser
 from factorcell.errors import UserError
-from factorcell.evaluation.diagnostics import report_run
-from factorcell.io import files, findings
-from factorcell.io.extras import missing_package_error
-from factorcell.options.choices import ONLINE_OPTIMIZERS
-from factorcell.runs.run import Run
+from factorcell.io import findings
+from factorcell.options.limits import ONLINE_OPTIMIZERS
+
+if TYPE_CHECKING:
+    from factorcell.completion.completer import Completer
+    from factorcell.completion.online import User
+    from factorcell.runs.run import Run
 
 # Groups of texts whose mean reciprocal rank `replay` shows -> their title
 REPLAY_GROUPS = {"prefix_length": "prefix length", "position": "earlier texts", "user": "user"}
 COMPARED_POPULAR_TEXTS = 1500  # whose gains `complete --explain` compares
 
 
+def add_complete_arguments(parser: Parser) -> None:
+    options.add_run(parser, "run folder of a model with tokenizer char, grapheme, bpe or pretrained")
+    help_text = "text typed so far (default: complete interactively in the terminal)"
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", help=help_text)
+    help_text = "complete each line of standard input and print a row of JSON for it"
+    parser.add_argument("--stdin", action="store_true", help=help_text)
+    options.add_context(parser)
+    help_text = "earlier text of the user (repeatable; the texts are learned in this order)"
+    parser.add_argument("--history", action="append", default=[], metavar="TEXT", help=help_text)
+    help_text = "show what the model, the popular texts and the history add to each score"
+    parser.add_argument("--explain", action="store_true", help=help_text)
+    parser.add_argument("--count", type=int, default=10, help="number of suggestions")
+    parser.add_argument("--seconds", type=float, help="time limit, after which the search returns its best suggestions")
+    parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
+    options.add_no_ngram_mixture(parser)
+    options.add_computing(parser, unknown="error")
+
+
 def run_complete(arguments: argparse.Namespace) -> None:
-    """Run `factorcell complete`."""
-    open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
-    run = options.open_on_device(open_run, arguments.run, arguments)
+    from factorcell.completion.blend import Blend, new_suggester
+    from factorcell.completion.online import Learner
+    from factorcell.evaluation.diagnostics import report_run
+
+    run = options.open_run(arguments)
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)
     report_run(run, context)
@@ -71,9 +83,28 @@ def run_complete(arguments: argparse.Namespace) -> None:
     return _show(rows, [(text, nats) for text, nats in gains if nats > 0], arguments)
 
 
+def add_tune_online_arguments(parser: Parser) -> None:
+    options.add_run(parser, "run folder of a model trained with --user")
+    parser.add_argument("dev", type=Path, metavar="DEV", help="table of texts of users who were not in training")
+    _add_stream_options(parser, "complete about one in N texts to fit the weights of the blend")
+    help_text = "optimizer to try (repeatable; default: all)"
+    parser.add_argument("--optimizer", action="append", choices=ONLINE_OPTIMIZERS, help=help_text)
+    help_text = "time limit; the command ends earlier if no other settings are better"
+    parser.add_argument("--minutes", type=float, default=5.0, help=help_text)
+    help_text = "maximum norm of a user vector, relative to the largest norm in training; 0: no limit"
+    parser.rare.add_argument("--max-norm", type=float, default=2.0, metavar="X", help=help_text)
+    options.add_computing(parser)
+
+
 def run_tune_online(arguments: argparse.Namespace) -> None:
-    """Run `factorcell tune-online`."""
-    run = options.open_on_device(Run.open, arguments.run, arguments)
+    from factorcell.completion import online, tuning
+    from factorcell.completion.blend import Blend, BlendWeights, save_settings
+    from factorcell.completion.popularity import Popularity
+    from factorcell.completion.replay import read_streams
+    from factorcell.data.counts import POPULARITY
+    from factorcell.evaluation.diagnostics import report_run
+
+    run = options.open_run(arguments)
     report_run(run)
     user_column = online.user_variable(run).source_column
     user_streams = read_streams(
@@ -97,7 +128,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     weights, blend_rows = BlendWeights.load(run.folder), list[dict[str, Any]]()
     if (run.folder / POPULARITY).exists():
         blend = Blend(run, Popularity.from_run(run), unknown=arguments.unknown, seconds=arguments.seconds)
-        learner = Learner(run, rule, arguments.unknown)
+        learner = online.Learner(run, rule, arguments.unknown)
         weights, ranks = tuning.fit_blend(blend, learner, user_streams, start + seconds)
         blend_rows = [{**ranks, "weights": dict(weights.values), "threshold": weights.threshold}]
     save_settings(run, rule, weights)
@@ -119,22 +150,42 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
 
 def _show_blend(row: Mapping[str, Any]) -> None:
     """Print the mean reciprocal ranks of the blend and of its sources alone."""
+    from factorcell.completion.blend import ORDERS
+
     count = f"{row['queries']:,} of these texts, by {row['users']:,} users"
     terminal.show(f"mean reciprocal rank on {count} (blend: with weights fitted to other users):")
     terminal.show(f"  {'blend':<14} {terminal.format_interval(row, 'mrr')} (weights fitted to all users)")
     for source in ORDERS:
         terminal.show(f"  {f'{source} alone':<14} {terminal.format_interval(row, f'mrr_{source}')}")
-    difference = Interval.from_row(row, "mrr_difference")
-    assert difference is not None  # the row has figures of at least one text
-    terminal.show(f"  blend - model  {difference.to_text('.4f')}")
+    terminal.show(f"  blend - model  {terminal.format_difference(row, 'mrr_difference')}")
+
+
+def add_replay_arguments(parser: Parser) -> None:
+    options.add_run(parser, "run folder of a model with tokenizer char, grapheme, bpe or pretrained")
+    help_text = "table of held-out texts with columns for user and time"
+    parser.add_argument("heldout", type=Path, metavar="HELDOUT", help=help_text)
+    help_text = "systems to compare: plain (the run without online learning, for the unknown user), "
+    help_text += "mpc (popular texts), history (texts of the user), online (the run with online learning), blend "
+    help_text += "(default: all systems that RUN supports)"
+    parser.add_argument("--compare", metavar="NAME[,NAME...]", help=help_text)
+    help_text = "new folder for rows and summary"
+    options.add_output(parser, "--out", help_text, folder=True, required=True, metavar="FOLDER")
+    help_text = "column that identifies the user (default: the run's user column, else user)"
+    parser.add_argument("--user", metavar="COLUMN", help=help_text)
+    _add_stream_options(parser, "evaluate about one in N texts; the systems learn all texts")
+    options.add_no_ngram_mixture(parser)
+    options.add_computing(parser)
 
 
 def run_replay(arguments: argparse.Namespace) -> None:
-    """Run `factorcell replay`."""
+    from factorcell.completion.online import Learner, distinguishes_users
+    from factorcell.completion.replay import context_columns, open_systems, read_streams, replay, summarise
+    from factorcell.evaluation.diagnostics import report_run
+    from factorcell.io import files
+
     if not files.is_new(arguments.out):
         raise files.folder_exists_error(arguments.out)
-    open_run = partial(Run.open, mixture=not arguments.no_ngram_mixture)
-    run = options.open_on_device(open_run, arguments.run, arguments)
+    run = options.open_run(arguments)
     report_run(run)
     data = run.config.data
     names = None if arguments.compare is None else arguments.compare.split(",")
@@ -169,22 +220,29 @@ def run_replay(arguments: argparse.Namespace) -> None:
     return terminal.notify(f"rows.jsonl and summary.json are in {arguments.out}")
 
 
+def _add_stream_options(parser: Parser, every_help: str) -> None:
+    """Add the options that select and order the texts of each user; `every_help` is the help of --every."""
+    help_text = "column of times or numbers by which texts are ordered (default: the run's time column, else time)"
+    parser.add_argument("--time", metavar="COLUMN", help=help_text)
+    parser.add_argument("--rows-per-user", type=int, help="use the first N texts of each user (default: all)")
+    parser.add_argument("--every", type=int, default=1, help=every_help)
+    parser.add_argument("--seconds", type=float, help="time limit per completion, as for `complete`")
+
+
 def _show_systems(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the figures of each system for all texts."""
-    shown_rows = []
-    for row in rows:
-        difference = Interval.from_row(row, "mrr_difference")
-        shown_rows.append(
-            {
-                "system": row["system"],
-                "MRR": terminal.format_interval(row, "mrr"),
-                f"difference to {rows[0]['system']}": "-" if difference is None else difference.to_text(".3f"),
-                "success at 1": f"{row['success_1']:.1%}",
-                "success at 10": f"{row['success_10']:.1%}",
-                "characters saved": f"{row['saved']:.2f}",
-                "ms": f"{row['milliseconds']:.1f}",
-            }
-        )
+    shown_rows = [
+        {
+            "system": row["system"],
+            "MRR": terminal.format_interval(row, "mrr"),
+            f"difference to {rows[0]['system']}": terminal.format_difference(row, "mrr_difference", ".3f"),
+            "success at 1": f"{row['success_1']:.1%}",
+            "success at 10": f"{row['success_10']:.1%}",
+            "characters saved": f"{row['saved']:.2f}",
+            "ms": f"{row['milliseconds']:.1f}",
+        }
+        for row in rows
+    ]
     terminal.show_table(shown_rows, list(shown_rows[0]))
 
 
@@ -209,6 +267,9 @@ def choose_column(path: Path, option: str, specified_column: str | None, run_col
     Raises:
         UserError: The table has no column of that name.
     """
+    from factorcell.data.tables.chunks import format_names
+    from factorcell.data.tables.tables import open_table
+
     table = open_table(path)
     name = specified_column or run_column or option.removeprefix("--")
     if specified_column or name in table.columns:
@@ -223,7 +284,7 @@ def choose_column(path: Path, option: str, specified_column: str | None, run_col
     return None
 
 
-def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
+def _check_user_in_context(run: "Run", context: Mapping[str, str]) -> None:
     """Raise a `UserError` if `context` names a user who is not a frequent user of training."""
     column = run.config.data.user
     if column and column in context and context[column] not in run.schema.variable(column).values:
@@ -231,14 +292,16 @@ def _check_user_in_context(run: Run, context: Mapping[str, str]) -> None:
         raise UserError(f"--context {column}: expected a frequent user of training, got another name; {remedy}")
 
 
-def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> User | None:
+def _new_user(run: "Run", context: Mapping[str, str], history: Sequence[str]) -> "User | None":
     """Return a new user who has entered the texts of `history`.
 
     Return None if the run does not distinguish users, or if `context` names a user.
     """
+    from factorcell.completion.online import User, distinguishes_users, learn_one, user_variable
+
     user_column = run.config.data.user
     if history:
-        online.user_variable(run)  # raises an error if the run does not distinguish users
+        user_variable(run)  # raises an error if the run does not distinguish users
         if user_column in context:
             names_user = f"--context {user_column} names a user of the training table"
             raise UserError(f"--history sets the earlier texts of a new user, but {names_user}; remove one of the two")
@@ -255,6 +318,8 @@ def _new_user(run: Run, context: Mapping[str, str], history: Sequence[str]) -> U
 
 def _show(rows: Sequence[dict[str, Any]], gains: Sequence[tuple[str, float]], arguments: argparse.Namespace) -> None:
     """Print the suggestions, and the popular texts with the nats that the history added to their log probabilities."""
+    from factorcell.completion.blend import INDICATORS
+
     if arguments.json:
         return terminal.show_json([*rows, *({"risen": text, "nats": nats} for text, nats in gains)])
     if not rows:
@@ -288,7 +353,7 @@ def _suggestion_cells(row: Mapping[str, Any], score_column: str, *, with_details
 
 
 def _complete_lines(
-    run: Run, suggester: Completer, user: User | None, context: dict[str, str], arguments: argparse.Namespace
+    run: "Run", suggester: "Completer", user: "User | None", context: dict[str, str], arguments: argparse.Namespace
 ) -> None:
     """Complete each line of standard input, and print its suggestions as a row of JSON before reading the next line."""
     if arguments.prefix is not None or arguments.explain:
@@ -316,7 +381,7 @@ def _complete_lines(
 
 
 def _complete_interactively(
-    run: Run, suggester: Completer, user: User | None, context: dict[str, str], count: int
+    run: "Run", suggester: "Completer", user: "User | None", context: dict[str, str], count: int
 ) -> None:
     if not sys.stdin.isatty():
         raise UserError("missing PREFIX: standard input is not a terminal; use --stdin to complete each line of it")
@@ -325,6 +390,8 @@ def _complete_interactively(
     except ModuleNotFoundError as error:
         if error.name != "prompt_toolkit":
             raise
+        from factorcell.io.extras import missing_package_error
+
         raise missing_package_error("interactive completion", "prompt-toolkit", "complete") from None
     terminal.notify("Type a text. Tab and arrow keys: choose a suggestion; Enter: accept and learn; Ctrl-D: end.")
     read_lines(InteractiveCompleter(run, suggester, user, context, count))

@@ -1,11 +1,10 @@
-"""The command `demo`, which trains character models of place names in the context of their latitude and longitude.
+"""The work of the command `demo`: character models of place names in the context of latitude and longitude.
 
 It trains the four models of the TACL paper.
 With the FactorCell model, it classifies names by country, generates names for places, and draws maps of the
 probability of each point given a name.
 """
 
-import argparse
 import os
 import platform
 import time
@@ -17,7 +16,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from factorcell.commands.cli import terminal
 from factorcell.config import PAPER_MODELS, options_by_section
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
@@ -58,20 +56,6 @@ MAX_SHOWN_COUNT = 6  # maximum number of generated names that are shown for each
 SHOWN_LENGTHS = range(4, 20)  # lengths in characters of the generated names that are shown
 
 Array = NDArray[np.float64]
-
-
-def run_demo(arguments: argparse.Namespace) -> None:
-    """Run `factorcell demo`."""
-    from factorcell.reports.demo import demo_page
-
-    results = train_and_evaluate(arguments.out, epochs=arguments.epochs)
-    terminal.show("")
-    terminal.show(*str(results["models"]).splitlines())
-    terminal.show("")
-    for place in results["names"]:
-        terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
-    files.write(arguments.page, demo_page(results))
-    terminal.notify("", f"total time: {results['minutes']:.1f} minutes. Open {arguments.page} in a browser.")
 
 
 def table_path(part: str) -> Path:

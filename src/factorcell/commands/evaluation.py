@@ -1,56 +1,66 @@
-"""The commands that evaluate a model on a table (`evaluate`, `classify`, `score`) or train one to compare with."""
+"""The commands that evaluate models or columns on texts, train baselines, and rerank hypotheses of a recognizer."""
 
 import argparse
 import math
-from collections.abc import Sequence
-from functools import partial
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
+from factorcell.commands.cli.parser import Parser
 from factorcell.config import Config
-from factorcell.data.tables.tables import table_name
-from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.errors import UserError
-from factorcell.evaluation import baselines, results
-from factorcell.evaluation.bayes_rule import (
-    CONTEXT_CLASSIFIER,
-    LINEAR_BASELINE,
-    Classification,
-    text_accuracies,
-)
-from factorcell.evaluation.classification import classify, classify_points, read_points
-from factorcell.evaluation.diagnostics import classification_findings, unknown_users_finding
-from factorcell.evaluation.likelihoods import check_adapted
-from factorcell.evaluation.perplexity import PERPLEXITY_OF, Evaluation, evaluate
-from factorcell.evaluation.text_figures import Figures
-from factorcell.io import files
+from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
-from factorcell.ngram.ngram import NGram
-from factorcell.nn.scoring import Scorer
-from factorcell.runs.run import Run
-from factorcell.runs.saved_results import (
-    BASELINE_BITS,
-    BASELINE_GAIN,
-    UNKNOWN_CONTEXT_GAIN,
-    format_difference,
-    format_figure,
-    gain_title,
-    measure_name,
-)
-from factorcell.training.mixture import open_scorer
+from factorcell.io.output import format_number
+from factorcell.options.limits import ADVICE_ROWS, PRIORS, PROPOSALS
+
+if TYPE_CHECKING:
+    from factorcell.data.tokenizers.tokenizer import Tokenizer
+    from factorcell.evaluation.bayes_rule import Classification
+    from factorcell.evaluation.perplexity import Evaluation
+    from factorcell.evaluation.rescoring.nbest import NBest
+    from factorcell.evaluation.rescoring.rescore import ScoreWeights
+    from factorcell.evaluation.text_figures import Figures
+    from factorcell.ngram.ngram import NGram
+    from factorcell.nn.scoring import Scorer
+    from factorcell.runs.run import Run
 
 UNCALIBRATED = (
     "the probabilities are usually too high, after a short training too low; --calibrate DEV fits them to a table with "
     "values"
 )
 MAX_SHOWN_PREDICTIONS = 20  # maximum number of texts whose predictions are printed if --out is not specified
+MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
+SCOPE = (
+    "Estimated reduction of the perplexity by each column, on random held-out rows. For new users, authors or "
+    "documents, the gain of their columns is smaller; with few texts, a trained model can also lose"
+)
+ACCURACY_EXPLANATION = (
+    "accuracy: accuracy of predicting the value from the text; majority class: accuracy of always predicting the most "
+    "frequent value; both leave out the texts with rare values"
+)
+USER_GAIN = "this gain holds for users of the training table; `factorcell replay` measures the gain for new users"
 
 Row = dict[str, Any]
 
 
+def add_evaluate_arguments(parser: Parser) -> None:
+    _add_run_and_table(parser)
+    _add_by(parser)
+    help_text = "run or n-gram model to compute gains over; if its vocabulary differs, bits per byte are compared, and "
+    help_text += "--by is refused"
+    parser.add_argument("--baseline", type=Path, metavar="RUN", help=help_text)
+    options.add_no_ngram_mixture(parser)
+    _add_save(parser)
+    options.add_computing(parser)
+
+
 def run_evaluate(arguments: argparse.Namespace) -> None:
-    """Run `factorcell evaluate`."""
+    from factorcell.evaluation import results
+    from factorcell.evaluation.diagnostics import unknown_users_finding
+    from factorcell.evaluation.perplexity import evaluate
+
     run = _open_scorer(arguments.run, arguments)
     baseline = _open_scorer(arguments.baseline, arguments) if arguments.baseline else None
     result = evaluate(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
@@ -59,7 +69,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         value_rows = [{**value_row, "by": column} for column in arguments.by for value_row in result.by[column]]
         terminal.show_json([{name: value for name, value in row.items() if name != "by"}, *value_rows])
     else:
-        _show(row, result, baseline)
+        _show_evaluation(row, result, baseline)
     if arguments.save:
         _save_result(run, row, result.figures)
         if baseline and result.baseline and not baseline.folder.samefile(run.folder):
@@ -71,16 +81,30 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
         report(Finding("unlike trainings", row["training_difference"]))
 
 
-def _open_scorer(folder: Path, arguments: argparse.Namespace) -> Scorer:
+def _open_scorer(folder: Path, arguments: argparse.Namespace) -> "Scorer":
     """Open a model; with --no-ngram-mixture, a run predicts with its neural model alone."""
-    model: Scorer = options.open_on_device(open_scorer, folder, arguments)
+    from factorcell.runs.run import Run
+    from factorcell.training.mixture import open_scorer
+
+    model: Scorer = open_scorer(folder, device=arguments.device, precision=arguments.precision)
     if arguments.no_ngram_mixture and isinstance(model, Run):
         model.mixture = None
     return model
 
 
-def _show(row: Row, result: Evaluation, baseline: Scorer | None) -> None:
+def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") -> None:
     """Print a table with a line for all texts, whose figures are `row`, and one for each value of --by."""
+    from factorcell.evaluation.perplexity import PERPLEXITY_OF
+    from factorcell.runs.saved_results import (
+        BASELINE_BITS,
+        BASELINE_GAIN,
+        UNKNOWN_CONTEXT_GAIN,
+        format_difference,
+        format_figure,
+        gain_title,
+        measure_name,
+    )
+
     name, gain = (str(baseline.folder), BASELINE_GAIN) if baseline else (None, UNKNOWN_CONTEXT_GAIN)
     value_rows = [(f"{column} {value['value']}", value) for column, rows in result.by.items() for value in rows]
     shown_rows = [
@@ -101,13 +125,45 @@ def _show(row: Row, result: Evaluation, baseline: Scorer | None) -> None:
         terminal.show(f"bits per byte: over the {row['bits_per_byte_texts']:,} texts that were not cut")
 
 
-def _save_result(run: Scorer, row: Row, text_figures: Figures) -> None:
-    if failure_notice := results.save_result(run, row, text_figures):
+def _save_result(run: "Scorer", row: Row, text_figures: "Figures") -> None:
+    from factorcell.evaluation.results import save_result
+
+    if failure_notice := save_result(run, row, text_figures):
         terminal.notify(failure_notice)
 
 
+def add_classify_arguments(parser: Parser) -> None:
+    _add_run_and_table(parser)
+    parser.add_argument("--target", metavar="COLUMN", help="categorical context column to predict")
+    parser.add_argument("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
+    help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
+    parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
+    help_text = "prior probabilities of the values; without other columns, conditional means training (frequencies)"
+    parser.add_argument("--priors", default="conditional", choices=PRIORS, help=help_text)
+    help_text = "development table to fit a temperature on, or the weights of --combine"
+    parser.add_argument("--calibrate", type=Path, metavar="DEV", help=help_text)
+    help_text = "combine the model with the linear baseline of the run, with weights fitted on the table of --calibrate"
+    parser.add_argument("--combine", action="store_true", help=help_text)
+    help_text = "table of the points to choose from, with a column `name` and the numeric context columns"
+    parser.add_argument("--points", type=Path, metavar="TABLE", help=help_text)
+    help_text = "leave out texts that are farther than KM from every point"
+    parser.add_argument("--within", type=float, default=math.inf, metavar="KM", help=help_text)
+    options.add_no_ngram_mixture(parser)
+    help_text = "compute the softmax over N sampled tokens, e.g. a tenth of the vocabulary; 0: all tokens"
+    parser.rare.add_argument("--samples", type=int, default=0, help=help_text)
+    help_text = "distribution of --samples: by rank in the vocabulary, or by training frequency as in the papers"
+    parser.rare.add_argument("--proposal", choices=PROPOSALS, default="rank", help=help_text)
+    options.add_output(parser, "--out", "write the probabilities of all values for each text (JSON lines)")
+    _add_save(parser)
+    options.add_computing(parser)
+
+
 def run_classify(arguments: argparse.Namespace) -> None:
-    """Run `factorcell classify`."""
+    from factorcell.evaluation import baselines
+    from factorcell.evaluation.bayes_rule import LINEAR_BASELINE
+    from factorcell.evaluation.classification import classify, classify_points, read_points
+    from factorcell.evaluation.likelihoods import check_adapted
+
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
     options_of_target = {
@@ -118,7 +174,7 @@ def run_classify(arguments: argparse.Namespace) -> None:
     for name, value in options_of_target.items():
         if arguments.points and value:
             raise UserError(f"--{name} requires --target COLUMN; it does not apply to --points")
-    run = options.open_on_device(partial(Run.open, mixture=not arguments.no_ngram_mixture), arguments.run, arguments)
+    run = options.open_run(arguments)
     check_adapted(run)
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("unknown", "samples", "proposal")}
     if arguments.points:
@@ -128,13 +184,19 @@ def run_classify(arguments: argparse.Namespace) -> None:
         names = ("values", "distractors", "priors", "calibrate", "combine")
         settings |= {name: getattr(arguments, name) for name in names}
         result = classify(run, arguments.table, arguments.target, **settings)
-    _report(run, result, arguments)
+    _report_classification(run, result, arguments)
     if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
         terminal.notify(baselines.missing_baseline(run, arguments.target))
 
 
-def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> None:
+def _report_classification(run: "Run", result: "Classification", arguments: argparse.Namespace) -> None:
     """Print or write the predictions, and print the metrics if any text has a label; save them with --save."""
+    from factorcell.data.tables.tables import table_name
+    from factorcell.evaluation.bayes_rule import CONTEXT_CLASSIFIER, text_accuracies
+    from factorcell.evaluation.diagnostics import classification_findings
+    from factorcell.evaluation.results import classification_row
+    from factorcell.io import files
+
     metrics = result.metrics()
     rows = [{**row, "row": row["row"] + 1} for row in result.rows()]  # users count rows from 1
     if arguments.json:
@@ -150,7 +212,7 @@ def _report(run: Run, result: Classification, arguments: argparse.Namespace) -> 
         if arguments.points:
             limit = f", within {arguments.within:g}" if math.isfinite(arguments.within) else ""
             target = f"the nearest of {len(result.names):,} points of {table_name(arguments.points)}{limit}"
-        row = results.classification_row(run, arguments.table, target, result, metrics)
+        row = classification_row(run, arguments.table, target, result, metrics)
         _save_result(run, row, {"accuracy": text_accuracies(result)})
     elif not result.has_labels:
         output = f", written to {arguments.out}" if arguments.out else ""
@@ -181,9 +243,15 @@ def _show_predictions(rows: Sequence[Row]) -> None:
         )
 
 
+def add_score_arguments(parser: Parser) -> None:
+    _add_run_and_table(parser)
+    parser.add_argument("--tokens", action="store_true", help="also score each token")
+    options.add_computing(parser)
+
+
 def run_score(arguments: argparse.Namespace) -> None:
-    """Run `factorcell score`."""
-    run = options.open_on_device(Run.open, arguments.run, arguments)
+
+    run = options.open_run(arguments)
     rows: list[Row] = run.score_rows(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
     if arguments.json:
@@ -198,16 +266,50 @@ def run_score(arguments: argparse.Namespace) -> None:
     return None
 
 
+def _add_save(parser: Parser) -> None:
+    parser.add_argument("--save", action="store_true", help="save the result in the run folder, for report")
+
+
+def _add_by(parser: Parser) -> None:
+    help_text = "also report each value of this column (repeatable)"
+    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
+
+
+def _add_run_and_table(parser: Parser) -> None:
+    options.add_run(parser)
+    options.add_table(parser)
+
+
+def add_baseline_ngram_arguments(parser: Parser) -> None:
+    options.add_table(parser, "train")
+    options.add_output(parser, "--out", "folder of the model", folder=True, required=True, metavar="FOLDER")
+    help_text = "maximum n of the n-grams, in tokens (default: 4 for words, 9 for characters)"
+    parser.add_argument("--order", type=int, help=help_text)
+    _add_reading_options(parser)
+
+
 def run_baseline_ngram(arguments: argparse.Namespace) -> None:
-    """Run `factorcell baseline ngram`."""
+    from factorcell.ngram.ngram import NGram
+
     config, tokenizer = _reading_options(arguments)
     model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer)
     counts_by_order = ", ".join(f"{len(order.keys):,}" for order in model.orders)
     terminal.notify(f"{arguments.out}: n-grams by order: {counts_by_order}")
 
 
+def add_baseline_linear_arguments(parser: Parser) -> None:
+    options.add_table(parser, "train")
+    parser.add_argument("--test", required=True, type=Path, metavar="TABLE", help="table of texts to classify")
+    parser.add_argument("--target", required=True, metavar="COLUMN", help="categorical column to predict")
+    help_text = "other column that the classifier reads: NAME or NAME:KIND (repeatable)"
+    parser.add_argument("--context", action="append", default=[], metavar="COLUMN", help=help_text)
+    _add_reading_options(parser)
+    options.add_json(parser)
+
+
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
-    """Run `factorcell baseline linear`."""
+    from factorcell.evaluation import baselines
+
     config, tokenizer = _reading_options(arguments)
     tables, context = (arguments.train, arguments.test), arguments.context
     train, test = baselines.read_train_and_test(*tables, arguments.target, config, context=context, tokenizer=tokenizer)
@@ -218,12 +320,201 @@ def run_baseline_linear(arguments: argparse.Namespace) -> None:
         terminal.show_classification(result, result.metrics(), arguments.verbose)
 
 
-def _reading_options(arguments: argparse.Namespace) -> tuple[Config, Tokenizer | None]:
+def _add_reading_options(parser: Parser) -> None:
+    help_text = "use the vocabulary of this run and its options for reading texts"
+    parser.add_argument("--like", type=Path, metavar="RUN", help=help_text)
+    help_text = "TOML or JSON file with options for reading texts in its section [data]"
+    parser.add_argument("--config", type=Path, help=help_text)
+    help_text = "column with the texts (default: as in RUN or the file, else text)"
+    parser.add_argument("--text", metavar="COLUMN", help=help_text)
+
+
+def _reading_options(arguments: argparse.Namespace) -> "tuple[Config, Tokenizer | None]":
     """Return the options for reading texts, and the tokenizer, of the model --like; or the options of --config."""
+    from factorcell.evaluation.results import open_model
+
     if arguments.like is not None and arguments.config is not None:
         raise UserError("expected either --like or --config, got both")
     config, tokenizer = Config.of(config=arguments.config) if arguments.config else Config(), None
     if arguments.like is not None:
-        model = results.open_model(arguments.like)
+        model = open_model(arguments.like)
         config, tokenizer = model.config, model.tokenizer
     return (config if arguments.text is None else config.with_options(text=arguments.text)), tokenizer
+
+
+def add_advise_arguments(parser: Parser) -> None:
+    options.add_table(parser)
+    help_text = "TOML or JSON file of options; options on the command line take precedence"
+    parser.add_argument("--config", type=Path, help=help_text)
+    parser.add_argument("--rows", type=int, default=ADVICE_ROWS, help="number of rows to read, sampled at random")
+    options.add_seed(parser, "the random samples")
+    options.add_json(parser)
+    options.add_threads(parser)
+    options.add_config_options(parser, "data", "tokenizer")
+
+
+def run_advise(arguments: argparse.Namespace) -> None:
+    from factorcell.evaluation.advice import advise
+
+    config = Config.of(**options.option_values(arguments))
+    result = advise(arguments.table, config, rows=arguments.rows, seed=arguments.seed)
+    if arguments.json:
+        return terminal.show_json([*result.columns, {"gain": result.gain}])
+    sampling = "" if result.text_count == result.row_count else f" of {result.row_count:,}, sampled at random"
+    size = f"{result.text_count:,} texts{sampling}, {result.targets_per_text:.1f} targets per text"
+    terminal.show(f"{size}; gains per {result.unit}")
+    terminal.show(f"all columns together: perplexity about {result.gain:.1%} lower")
+    terminal.show_table(*_advice_table(result.columns))
+    terminal.show(ACCURACY_EXPLANATION)
+    for row in result.columns:
+        is_user = row["column"] == config.data.user and row["advice"] != "leave out"
+        terminal.show(f"{row['column']}: {row['advice']}: {row['why']}{f'; {USER_GAIN}' if is_user else ''}")
+    if command := train_command(arguments.table, config, result.columns):
+        terminal.show(f"to train with this advice: {command}")
+        terminal.show("to measure the gain of each model: the same command with `compare`, --dev and --test")
+    return terminal.notify(SCOPE)
+
+
+def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
+    """Return the command that trains with all columns that are not left out; empty if all are."""
+    from factorcell.data.columns.columns import parse_column
+
+    used = {row["column"] for row in rows if row["advice"] != "leave out"}
+    if not used:
+        return ""
+    flags: dict[str, None] = {}
+    for declaration in config.data.columns:
+        column, kind, _ = parse_column(declaration)
+        if used & {column, f"{column}.{kind}"}:
+            option = "--user" if column == config.data.user else "--context"
+            flags[f"{option} {shlex.quote(declaration if option == '--context' else column)}"] = None
+    return " ".join(
+        ["factorcell train", shlex.quote(str(table)), "--text", shlex.quote(config.data.text), *flags, "--out RUN"]
+    )
+
+
+def _advice_table(columns: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a table of the advice: a row of text for every context column, and the titles of the table's columns."""
+    rows = [
+        {
+            "column": row["column"],
+            "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
+            "texts per value (median)": f"{row['texts_per_value']:,.0f}",
+            **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
+            "expected gain": f"{row['gain']:.1%}",
+            "added gain": f"{row['added']:.1%}",
+            "accuracy": format_number(row["accuracy"], ".0%"),
+            "majority class": format_number(row["majority"], ".0%"),
+        }
+        for row in columns
+    ]
+    return rows, list(rows[0])
+
+
+def add_rescore_arguments(parser: Parser) -> None:
+    options.add_run(parser, "run folder, or the folder of an n-gram model")
+    help_text = "n-best lists: JSON lines, or the formats of Kaldi, NeMo or SRILM"
+    parser.add_argument("lists", type=Path, metavar="NBEST", help=help_text)
+    parser.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
+    help_text = "JSON file of weights; --tune writes it, otherwise the command reads it"
+    parser.add_argument("--weights", type=Path, help=help_text)
+    help_text = "without --tune and --weights: weight of RUN, 0 to 1; the first-pass language model has 1 - X"
+    parser.add_argument("--share", type=float, default=0.5, help=help_text)
+    for prefix, lists in (("", "the lists"), ("tune-", "the lists of --tune")):
+        help_text = f"reference transcripts of {lists}: lines ID WORD ..."
+        parser.add_argument(f"--{prefix}reference", type=Path, help=help_text)
+        help_text = f"table of context columns for {lists}; its first column has the ids of the utterances"
+        parser.add_argument(f"--{prefix}utt2context", type=Path, metavar="TABLE", help=help_text)
+    options.add_context(parser)
+    _add_by(parser)
+    options.add_output(parser, "--out", "write a row for each utterance (JSON lines)")
+    options.add_computing(parser)
+
+
+def run_rescore(arguments: argparse.Namespace) -> None:
+    from factorcell.evaluation.diagnostics import report_run
+    from factorcell.evaluation.rescoring import rescore
+    from factorcell.evaluation.results import open_model
+    from factorcell.io import files
+
+    if arguments.out is not None and arguments.out.exists():
+        raise UserError(f"{arguments.out}: exists already; choose another file")
+    if arguments.tune and arguments.weights:
+        files.check_writable(arguments.weights)
+    lists = _read_lists(arguments.lists, arguments.reference, arguments.utt2context)
+    for column in arguments.by:
+        check_choice("column", column, lists.columns)
+    model = open_model(arguments.run, device=arguments.device, precision=arguments.precision)
+    report_run(model)
+    weights = _fit_or_read_weights(arguments, model, lists)
+    scored_lists = _score_lists(arguments, model, lists)
+    rows = rescore.rescore(scored_lists, weights)
+    summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
+    if arguments.out is not None:
+        files.write_rows(arguments.out, rows)
+    if summary and (summary[0]["gain_high"] or 0) < 0:  # of all utterances
+        text = "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
+        report(Finding("more errors", text))
+    if arguments.json:
+        terminal.show_json([{"weights": dict(weights.values)}, *(summary or rows)])
+        return
+    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
+    if summary:
+        _show_rates(summary[: 1 + MAX_SHOWN_VALUES])  # the first row is about all utterances
+    else:
+        shown_rows = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
+        terminal.show_table(shown_rows, ("utterance", "place", "text"))
+
+
+def _read_lists(path: Path, reference_path: Path | None, columns_path: Path | None) -> "NBest":
+    """Read n-best lists, and add reference transcripts and context columns from the other two files, if any."""
+    from factorcell.evaluation.rescoring import nbest
+
+    lists = nbest.read_nbest(path)
+    if reference_path is not None:
+        lists = nbest.with_references(lists, reference_path)
+    return lists if columns_path is None else nbest.with_columns(lists, columns_path)
+
+
+def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "ScoreWeights":
+    """Return the weights of the scores: fitted on --tune, read from --weights, or computed from --share."""
+    from factorcell.evaluation.rescoring.rescore import ScoreWeights, fit_weights
+
+    if arguments.tune is None:
+        tune_files = {"--tune-reference": arguments.tune_reference, "--tune-utt2context": arguments.tune_utt2context}
+        for option, path in tune_files.items():
+            if path is not None:
+                raise UserError(f"{option} {path}: requires the lists of --tune")
+        if arguments.weights:
+            return ScoreWeights.open(arguments.weights)
+        return ScoreWeights.with_model_share(lists.score_names, arguments.share)
+    tune_lists = _read_lists(arguments.tune, arguments.tune_reference, arguments.tune_utt2context)
+    if tune_lists.score_names != lists.score_names:
+        expected, actual = (", ".join(names) for names in (lists.score_names, tune_lists.score_names))
+        raise UserError(f"{arguments.tune}: expected the scores {expected} of {arguments.lists}, got {actual}")
+    weights, nats_per_list = fit_weights(_score_lists(arguments, model, tune_lists))
+    terminal.notify(f"weights fitted on {arguments.tune}: {nats_per_list:g} nats per list")
+    if arguments.weights is not None:
+        weights.save(arguments.weights)
+    return weights
+
+
+def _score_lists(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "NBest":
+    from factorcell.evaluation.rescoring.rescore import score_hypotheses
+
+    context = options.parse_context(arguments.context)
+    return score_hypotheses(model, lists, context=context, unknown=arguments.unknown)
+
+
+def _show_rates(summary: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of word error rates."""
+    rows = [
+        {
+            "value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}",
+            **{name: f"{row[name]:,}" for name in ("utterances", "words")},
+            **{name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")},
+            "gain": terminal.format_difference(row, "gain", ".2f", scale=100.0),
+        }
+        for row in summary
+    ]
+    terminal.show_table(rows, list(rows[0]))

@@ -1,56 +1,76 @@
 """The command `generate`, which generates texts for a context."""
 
 import argparse
-import functools
+import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.data.tables.chunks import format_names
-from factorcell.data.tables.tables import open_table
+from factorcell.commands.cli.parser import Parser
 from factorcell.errors import UserError
-from factorcell.generation.generate import (
-    GenerationOptions,
-    category_values,
-    generate,
-    provenance,
-    repair_and_count_rows,
-    stream,
-)
-from factorcell.io import files
 from factorcell.io.progress import progress_bar
-from factorcell.runs.run import Run
+from factorcell.options.limits import GENERATION_METHODS
+
+if TYPE_CHECKING:
+    from factorcell.generation.generate import GenerationOptions
+    from factorcell.runs.run import Run
 
 Row = dict[str, Any]
 
 
-def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
-    """Return the options of generation that the arguments specify."""
-    return GenerationOptions(
-        arguments.method,
-        arguments.temperature,
-        arguments.top_k,
-        arguments.top_p,
-        max_tokens=arguments.max_tokens,
-        min_tokens=arguments.min_tokens,
-        no_repeat_ngram=arguments.no_repeat_ngram,
-        width=arguments.width,
-        branching=arguments.branching,
-        length_penalty=arguments.length_penalty,
-        banned=tuple(arguments.ban),
-        stops=tuple(arguments.stop),
-        seed=arguments.seed,
-        seconds=arguments.seconds,
-    )
+def add_generate_arguments(parser: Parser) -> None:
+    options.add_run(parser, "run folder")
+    options.add_context(parser, "repeatable, or joined by ';'; several values of a column generate for each of them")
+    help_text = "generate for every value of this context column (repeatable)"
+    parser.add_argument("--each", action="append", default=[], metavar="NAME", help=help_text)
+    parser.add_argument("--rows", type=Path, metavar="TABLE", help="generate for the context in each row of this table")
+    parser.add_argument("--number", type=int, default=1, help="number of texts for each context")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="beginning of every text")
+    parser.add_argument("--case", action="store_true", help="capitalize sentences (for models of lower-case English)")
+    parser.add_argument("--stream", action="store_true", help="print one text token by token while it is generated")
+    options.add_output(parser, "--out", "write each finished text to this file immediately (JSON lines)")
+    parser.add_argument("--resume", action="store_true", help="continue a file that was started with the same options")
+    generation, rare = parser.section("generation"), parser.section("generation", is_rare=True)
+    help_text = "how to choose tokens: by sampling, or by a search for the most probable texts"
+    generation.add_argument("--method", choices=GENERATION_METHODS, default="sample", help=help_text)
+    help_text = "number by which the logits are divided; below 1, texts are more probable and less varied"
+    generation.add_argument("--temperature", type=float, default=1.0, metavar="T", help=help_text)
+    help_text = "sample from the K most probable tokens; 0: all"
+    generation.add_argument("--top-k", type=int, default=0, metavar="K", help=help_text)
+    help_text = "sample from the most probable tokens whose probabilities sum to P"
+    generation.add_argument("--top-p", type=float, default=1.0, metavar="P", help=help_text)
+    generation.add_argument("--max-tokens", type=int, default=100, help="maximum number of tokens")
+    rare.add_argument("--min-tokens", type=int, default=0, help="minimum number of tokens")
+    options.add_seed(generation, "the random numbers")
+    help_text = "time limit; only texts that are finished in time are returned"
+    generation.add_argument("--seconds", type=float, metavar="S", help=help_text)
+    help_text = "word that is never generated (repeatable)"
+    rare.add_argument("--ban", dest="banned", action="append", default=[], metavar="WORD", help=help_text)
+    help_text = "end a generated text where TEXT occurs in it (repeatable)"
+    rare.add_argument("--stop", dest="stops", action="append", default=[], metavar="TEXT", help=help_text)
+    help_text = "never generate the same N tokens in a row twice; 0: no restriction"
+    rare.add_argument("--no-repeat-ngram", type=int, default=0, help=help_text)
+    rare.add_argument("--width", type=int, metavar="K", help="beam width (default: 8; stochastic: 120)")
+    help_text = "number of tokens that a stochastic beam samples for each hypothesis"
+    rare.add_argument("--branching", type=int, default=8, metavar="L", help=help_text)
+    help_text = "exponent A: a beam search compares texts by log probability / (number of tokens) ** A"
+    rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=help_text)
+    options.add_no_ngram_mixture(rare)
+    options.add_computing(parser, unknown="error")
+    parser.optional.set_defaults(resume_hint="; with --out, repeat the command with --resume to continue")
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
     """Run `factorcell generate`: as soon as a text is finished, print it or append it to the file of --out."""
-    open_run = functools.partial(Run.open, mixture=not arguments.no_ngram_mixture)
-    run = options.open_on_device(open_run, arguments.run, arguments)
-    settings, specified = generation_options(arguments), options.parse_context_values(arguments.context)
+    from factorcell.generation.generate import GenerationOptions, generate, provenance, repair_and_count_rows
+    from factorcell.io import files
+
+    run = options.open_run(arguments)
+    names = [field.name for field in dataclasses.fields(GenerationOptions)]
+    settings = GenerationOptions(**{name: getattr(arguments, name) for name in names})
+    specified = options.parse_context_values(arguments.context)
     if arguments.rows and arguments.each:
         raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
     contexts = expand_contexts(run, specified, arguments.each)
@@ -91,8 +111,10 @@ def run_generate(arguments: argparse.Namespace) -> None:
     return None
 
 
-def expand_contexts(run: Run, specified: dict[str, list[str]], columns: Sequence[str]) -> list[dict[str, str]]:
+def expand_contexts(run: "Run", specified: dict[str, list[str]], columns: Sequence[str]) -> list[dict[str, str]]:
     """Return a context for every combination of the `specified` values and of all values of the columns of --each."""
+    from factorcell.generation.generate import category_values
+
     for column in columns:
         if column in specified:
             raise UserError(f"--each {column}: --context has a value for this column; remove one of the two options")
@@ -104,8 +126,11 @@ def expand_contexts(run: Run, specified: dict[str, list[str]], columns: Sequence
     return [dict(zip(names, combination, strict=True)) for combination in combinations]
 
 
-def read_contexts(run: Run, path: Path, specified: Collection[str]) -> list[Row]:
+def read_contexts(run: "Run", path: Path, specified: Collection[str]) -> list[Row]:
     """Return the context in each row of a table, which must not contain the columns `specified`."""
+    from factorcell.data.tables.chunks import format_names
+    from factorcell.data.tables.tables import open_table
+
     table = open_table(path)
     names = [name for name in run.schema.columns() if name in table.columns]
     if not names:
@@ -121,8 +146,10 @@ def read_contexts(run: Run, path: Path, specified: Collection[str]) -> list[Row]
     return contexts
 
 
-def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, arguments: argparse.Namespace) -> None:
+def _stream(run: "Run", contexts: Sequence[Row], settings: "GenerationOptions", arguments: argparse.Namespace) -> None:
     """Generate a single text and print each part of it immediately."""
+    from factorcell.generation.generate import stream
+
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
         raise UserError("--stream generates one text of one context; remove --each, --rows, --number, --out and --json")
     parts = stream(

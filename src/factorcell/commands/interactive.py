@@ -13,7 +13,7 @@ from factorcell.completion.completer import Completer as RunCompleter
 from factorcell.completion.online import User, learn_one
 from factorcell.data.private_content import find_private_content
 from factorcell.errors import UserError
-from factorcell.io.escapes import escape_hidden
+from factorcell.io.output import escape_hidden
 from factorcell.runs.run import Run
 
 

@@ -1,4 +1,4 @@
-"""The commands `train`, `compare`, `tune`, `finetune`, `mix` and `report`, and the arguments of `demo`.
+"""The commands `train`, `compare`, `tune`, `finetune`, `mix`, `report` and `demo`.
 
 The functions import what they compute with, so that the help appears quickly.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import Parser
 from factorcell.config import MODELS, PAPER_MODELS, Config
-from factorcell.options.choices import MODEL_PARTS, SMALL_DATA_DEFAULTS
+from factorcell.options.limits import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
 RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
 RESUME_FOLDER_HELP = "resume the command that wrote --out"
@@ -22,7 +22,6 @@ Row = dict[str, Any]
 
 
 def add_train_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell train`."""
     options.add_training_files(parser)
     parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
     help_text = "a model of the papers; sets --adapt and --output-bias (default without a pretrained base: factorcell)"
@@ -32,7 +31,6 @@ def add_train_arguments(parser: Parser) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> None:
-    """Run `factorcell train`."""
     from factorcell.training.fit import train_run
 
     train_run(
@@ -48,7 +46,6 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def add_compare_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell compare`."""
     options.add_training_files(parser)
     parser.add_argument("--test", type=Path, help="table to report results on (default: the development table)")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS_HELP)
@@ -65,7 +62,6 @@ def add_compare_arguments(parser: Parser) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
-    """Run `factorcell compare`."""
     from factorcell.io import files
     from factorcell.reports.runs import report_page
     from factorcell.training.compare import compare
@@ -81,7 +77,6 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
 
 def add_tune_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell tune`."""
     options.add_training_files(parser)
     help_text = "folder of the search; an existing search is continued"
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=help_text)
@@ -94,7 +89,6 @@ def add_tune_arguments(parser: Parser) -> None:
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
-    """Run `factorcell tune`."""
     from factorcell.training import tuning
 
     specified = options.prepare_training(arguments)
@@ -118,11 +112,9 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
 
 def add_finetune_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell finetune`."""
     options.add_run(parser, "run folder to start from")
     options.add_table(parser)
-    help_text = "development table (default: 5 %% of the rows are held out)"
-    parser.add_argument("--dev", type=Path, help=help_text)
+    parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
     help_text = "part of the model to train (repeatable; default: all parts)"
     parser.add_argument("--train", action="append", metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=help_text)
@@ -134,7 +126,6 @@ def add_finetune_arguments(parser: Parser) -> None:
 
 
 def run_finetune(arguments: argparse.Namespace) -> None:
-    """Run `factorcell finetune`."""
     from factorcell.runs.run import Run, training_facts
     from factorcell.training.finetuning import finetune
     from factorcell.training.proximal import ALL
@@ -158,7 +149,6 @@ def run_finetune(arguments: argparse.Namespace) -> None:
 
 
 def add_mix_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell mix`."""
     help_text = "folders of runs, or folders written by `baseline ngram` or mix"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
     parser.add_argument("--dev", required=True, type=Path, help="table of texts to fit the weights on")
@@ -168,7 +158,6 @@ def add_mix_arguments(parser: Parser) -> None:
 
 
 def run_mix(arguments: argparse.Namespace) -> None:
-    """Run `factorcell mix`."""
     from factorcell.training.mixture import mix
 
     _, rows = mix(
@@ -195,14 +184,12 @@ def run_mix(arguments: argparse.Namespace) -> None:
 
 
 def add_report_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell report`."""
     help_text = "run folders, or folders that contain run folders"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
     options.add_output(parser, "--out", "HTML file to write", required=True, metavar="HTML")
 
 
 def run_report(arguments: argparse.Namespace) -> None:
-    """Run `factorcell report`."""
     from factorcell.io import files
     from factorcell.reports.runs import report_page
 
@@ -216,10 +203,24 @@ def _with_model_columns(row: Row, key: str) -> Row:
 
 
 def add_demo_arguments(parser: Parser) -> None:
-    """Add the arguments of `factorcell demo`."""
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help=RUN_FOLDERS_HELP)
     options.add_output(parser, "--page", "HTML file to write", default="demo.html", metavar="HTML")
     help_text = "number of passes of each training over the names (default: as many as possible within a minute)"
     parser.add_argument("--epochs", type=float, help=help_text)
     options.add_threads(parser)
     parser.optional.set_defaults(resume_hint="; repeat the command to continue")
+
+
+def run_demo(arguments: argparse.Namespace) -> None:
+    from factorcell.commands.demo import train_and_evaluate
+    from factorcell.io import files
+    from factorcell.reports.demo import demo_page
+
+    results = train_and_evaluate(arguments.out, epochs=arguments.epochs)
+    terminal.show("")
+    terminal.show(*str(results["models"]).splitlines())
+    terminal.show("")
+    for place in results["names"]:
+        terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
+    files.write(arguments.page, demo_page(results))
+    terminal.notify("", f"total time: {results['minutes']:.1f} minutes. Open {arguments.page} in a browser.")

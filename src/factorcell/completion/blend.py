@@ -9,8 +9,8 @@ maximize the probabilities p(x) of the entered texts. This is a conditional logi
 keep the scores of texts in the order of their counts if all else is equal. The thesis leaves the combination of sources
 open (section 5.5).
 
-A text that only the model proposes may be one that nobody would ever enter. It is suggested only if p(x) reaches a
-threshold, which is fitted too.
+A text that only the model proposes may be one that nobody would ever enter. It is suggested first only if p(x) reaches
+a threshold, which is fitted too; after another text, a tenth of it suffices.
 
 Shapes: N examples, C alternatives, F features.
 """
@@ -48,10 +48,11 @@ Floats = NDArray[np.float64]
 PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances from the default weights
 # Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. For it,
 # the threshold may lower the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
-MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.05, 0.02
+MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.1, 0.02
+LATER_SHARE = 0.1  # an invented text after another text needs this share of the threshold
 # Factor on the odds of the threshold that suffices for the development users, because other users differ from them.
 ODDS_MARGIN = 1.5
-KNOWN = 2.0  # stands for the probability of a text that needs none to be suggested
+KNOWN = math.inf  # the evidence for a text that popular texts or the history contain
 
 # The features of each source, with the bounds of their weights; docs/formats.md describes them. With these bounds, it
 # never lowers the score of a text that a source knows it, or that it has more counts.
@@ -105,7 +106,8 @@ class BlendWeights:
 
     Attributes:
         values: Feature -> weight.
-        threshold: The probability that a text needs to be suggested if only the model proposes it.
+        threshold: The probability that a text needs to be suggested first if only the model proposes it; with a tenth
+            of it, the text may follow another one.
     """
 
     values: Mapping[str, float]
@@ -151,11 +153,8 @@ class BlendWeights:
         log_probs = self.log_probabilities(alternatives).tolist()
         # The last alternative is "none of them".
         ranked = sorted(zip(log_probs, alternatives[:-1], strict=False), key=lambda pair: (-pair[0], pair[1].text))
-        best = [
-            (log_prob, candidate)
-            for log_prob, candidate in ranked
-            if not candidate.is_invented or math.exp(log_prob) >= self.threshold
-        ][:k]
+        evidence = [math.exp(log_prob) if candidate.is_invented else KNOWN for log_prob, candidate in ranked]
+        best = [ranked[index] for index in _shown(evidence, self.threshold)[:k]]
         best.sort(key=lambda pair: pair[1].typos > 0)  # the sort is stable
         return [
             Suggestion(candidate.text, log_prob, candidate.sources, candidate.typos, self.parts(candidate))
@@ -203,15 +202,14 @@ class BlendWeights:
             _Case.of(alternatives, np.exp(self.log_probabilities(alternatives)), text)
             for alternatives, text in examples
         ]
-        invented = (next((p for p in case.before if p < KNOWN), None) for case in cases)
-        sufficient = sorted({0.0, *(probability for probability in invented if probability is not None)})
+        sufficient = sorted({0.0, *(case.evidence[0] for case in cases if case.evidence and case.evidence[0] < KNOWN)})
         best_alone = max(
             sum(1 / rank for alternatives, text in examples if (rank := rank_alone(alternatives, text, source)))
             for source in ORDERS
         )
         least = min(MIN_GAIN * best_alone, (1 - MAX_COST) * sum(case.reciprocal_rank(0.0) for case in cases))
         best = 0.0
-        for probability in sufficient[:: max(1, len(sufficient) // 100)]:
+        for probability in sufficient[:: max(1, len(sufficient) // 50)]:
             probability = math.nextafter(probability, 2.0) if probability else 0.0
             threshold = ODDS_MARGIN * probability / (1 + (ODDS_MARGIN - 1) * probability)
             if sum(case.reciprocal_rank(threshold) for case in cases) < least:
@@ -234,37 +232,48 @@ def rank_alone(alternatives: Sequence[Candidate], text: str, source: str) -> int
     return None if entered is None else 1 + sum(entry < entered for entry in proposed)
 
 
+def _shown(evidence: Sequence[float], threshold: float) -> list[int]:
+    """Return the indices of the candidates that are suggested, in this order.
+
+    An invented text that does not reach the threshold waits for another text, which it may then follow.
+
+    Args:
+        evidence: For each candidate, the best first, its probability if it is invented, and otherwise `KNOWN`.
+        threshold: The probability that the first suggestion needs.
+    """
+    shown, waiting = list[int](), list[int]()
+    for index, probability in enumerate(evidence):
+        if probability >= threshold or (shown and probability >= LATER_SHARE * threshold):
+            shown += [index, *waiting]
+            waiting = []
+        elif probability >= LATER_SHARE * threshold:
+            waiting.append(index)
+    return shown
+
+
 @dataclass(frozen=True)
 class _Case:
-    """The probabilities of the candidates of an example that precede the entered text, and that of this text.
+    """The `evidence` for the candidates of an example (`_shown`), and the index of the `entered` text or None."""
 
-    A text that popular texts or the history contain has the probability `KNOWN`, which no threshold exceeds. The
-    entered text has the probability 0 if it is not a candidate.
-    """
-
-    before: tuple[float, ...]
-    entered: float
+    evidence: tuple[float, ...]
+    entered: int | None
 
     @classmethod
     def of(cls, alternatives: Sequence[Candidate], probabilities: Floats, text: str) -> "_Case":
         candidates = list(zip(alternatives[:-1], probabilities.tolist(), strict=False))
         candidates.sort(key=lambda candidate: (-candidate[1], candidate[0].text))
         texts = [candidate.text for candidate, _ in candidates]
-        thresholds = [probability if candidate.is_invented else KNOWN for candidate, probability in candidates]
-        if text not in texts:
-            return cls(tuple(thresholds), 0.0)
-        position = texts.index(text)
-        return cls(tuple(thresholds[:position]), thresholds[position])
+        evidence = (probability if candidate.is_invented else KNOWN for candidate, probability in candidates)
+        return cls(tuple(evidence), texts.index(text) if text in texts else None)
 
     def reciprocal_rank(self, threshold: float) -> float:
         """Return the reciprocal rank of the entered text; 0 if it is not suggested."""
-        if not self.entered or self.entered < threshold:
-            return 0.0
-        return 1 / (1 + sum(probability >= threshold for probability in self.before))
+        shown = _shown(self.evidence, threshold)
+        return 1 / (1 + shown.index(self.entered)) if self.entered in shown else 0.0
 
     def begins_wrong(self, threshold: float) -> bool:
         """Return whether the list begins with an invented text that the user does not enter."""
-        return bool(self.before) and threshold <= self.before[0] < KNOWN
+        return self.entered != 0 and bool(self.evidence) and threshold <= self.evidence[0] < KNOWN
 
 
 # Rounded weights, fitted to made queries (experiments/made_logs.py); `train` and `tune-online` fit those of a run.

@@ -32,7 +32,7 @@ from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.options import limits
-from factorcell.options.choices import check_unknown
+from factorcell.options.limits import check_unknown
 from factorcell.runs.run import Run
 
 TextFilter = Callable[[str], bool]  # returns whether a text may be suggested

@@ -34,7 +34,7 @@ from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import files
 from factorcell.ngram.mixture import Predictor
 from factorcell.options import limits
-from factorcell.options.choices import check_unknown
+from factorcell.options.limits import check_unknown
 from factorcell.runs.run import FINGERPRINT_BYTES, Run
 
 Floats = NDArray[np.float32]

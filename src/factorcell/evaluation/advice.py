@@ -40,7 +40,7 @@ from factorcell.evaluation.linear_classifier import (
 )
 from factorcell.io.progress import progress_bar
 from factorcell.options import limits
-from factorcell.options.choices import ADVICE_ROWS
+from factorcell.options.limits import ADVICE_ROWS
 
 MEMORY = 1.5  # gain of a trained model, relative to that of a model that remembers the whole text
 MIN_ROWS, MIN_TEXTS = 20, 15  # with and without empty texts

@@ -45,7 +45,7 @@ from factorcell.evaluation.likelihoods import check_adapted, check_value, log_li
 from factorcell.evaluation.linear_classifier import LinearClassifier
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.options import limits
-from factorcell.options.choices import PRIORS
+from factorcell.options.limits import PRIORS
 from factorcell.runs.run import Run
 
 Floats = NDArray[np.float64]

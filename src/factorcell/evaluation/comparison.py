@@ -12,8 +12,8 @@ import numpy as np
 from factorcell.bootstrap import Interval
 from factorcell.data.columns.rows import ResultRows
 from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, gain_from_nats
-from factorcell.io.escapes import align_columns
 from factorcell.io.lazy import LazyMethod
+from factorcell.io.output import align_columns
 from factorcell.runs.saved_results import (
     BASELINE_ACCURACY,
     BASELINE_BITS,

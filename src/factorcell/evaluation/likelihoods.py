@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from factorcell.config import NAMES
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import Variable
 from factorcell.data.columns.values import category_name, to_number
@@ -29,8 +30,7 @@ from factorcell.io.progress import progress_bar
 from factorcell.nn.language_model import Conditioning
 from factorcell.nn.output import Proposal, Samples
 from factorcell.options import limits
-from factorcell.options.choices import PROPOSALS
-from factorcell.options.option_fields import NAMES
+from factorcell.options.limits import PROPOSALS
 from factorcell.runs.run import MAX_BATCH_TOKENS, Run
 
 Floats = NDArray[np.float64]

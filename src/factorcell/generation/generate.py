@@ -38,7 +38,7 @@ from factorcell.nn.devices import FLOAT32
 from factorcell.nn.kernels.drawing import SampleRequest, TokenRequest, TopRequest
 from factorcell.nn.language_model import max_prompt_length
 from factorcell.options import limits
-from factorcell.options.choices import GENERATION_METHODS
+from factorcell.options.limits import GENERATION_METHODS
 from factorcell.runs.model_card import has_mixture
 from factorcell.runs.run import Run
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from factorcell.config import Config, DataConfig
+from factorcell.config import INPUT_ADAPTERS, MAX_SIZE, Config, DataConfig
 from factorcell.data.columns.columns import ContextColumns, parse_column
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.rows import is_row, to_rows
@@ -17,7 +17,6 @@ from factorcell.io.findings import Finding, report
 from factorcell.nn.language_model import name_line
 from factorcell.options.columns import Column, column_texts
 from factorcell.options.limits import MAX_FLOAT, Limits, is_names, make_plain
-from factorcell.options.option_fields import INPUT_ADAPTERS, MAX_SIZE
 
 ALL_LINEAR = "all-linear"
 _ANY_COLUMN = "(any)"

@@ -1,1 +1,1 @@
-"""Files, folders, locks, digests, processes, progress and findings. Imports `options` only."""
+"""Files, folders, locks, processes, progress, findings and output. Imports `options` only."""

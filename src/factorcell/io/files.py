@@ -1,8 +1,11 @@
 """Reading and atomic writing of files: bytes, JSON, rows of JSON lines, and tensors.
 
-After a crash, a file has either its old or its new content. If the manifest of a folder (`digests`) lists a file,
-reading the file compares it with its digest. Tensors are stored as safetensors files, which cannot execute code. The
-header of such a file contains a SHA-256 of its tensors and metadata, so reading detects damage in any folder.
+After a crash, a file has either its old or its new content. If the manifest of a folder, `digests.json`, lists a file,
+reading the file compares it with its SHA-256 there. Before such a file is replaced, the manifest is rewritten to accept
+both the old and the new content. A file that is listed but not yet written has no digest.
+
+Tensors are stored as safetensors files, which cannot execute code. The header of such a file contains a SHA-256 of its
+tensors and metadata, so reading detects damage in any folder.
 """
 
 import hashlib
@@ -22,12 +25,15 @@ from safetensors.torch import save
 from torch import Tensor
 
 from factorcell.errors import UserError, check_format
-from factorcell.io import digests, input_files, lock
-from factorcell.io.finite import to_json
+from factorcell.io import input_files, lock
+from factorcell.io.output import to_json
 
 Row = dict[str, Any]  # a row of a file of JSON lines
 
+Manifest = Mapping[str, tuple[str, ...]]  # the accepted digests of each file, by file name
+
 PARTIAL = ".partial"  # suffix of a file that is being written
+MANIFEST, MANIFEST_FORMAT = "digests.json", 1
 
 
 def encode(text: str) -> bytes:
@@ -51,12 +57,12 @@ def write(path: str | Path, content: bytes | str) -> None:
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
         return
-    manifest = digests.read(path.parent)
+    manifest = read_manifest(path.parent)
     if path.name in manifest:  # until the file is replaced, its old content stays valid
-        old_digest = digests.sha256_of(path.read_bytes()) if path.exists() else ""
+        old_digest = sha256_of(path.read_bytes()) if path.exists() else ""
         old_digests = (old_digest,) if old_digest in manifest[path.name] else ()
-        accepted = tuple(dict.fromkeys((*old_digests, digests.sha256_of(content))))
-        _replace(path.parent / digests.FILE, digests.encode({**manifest, path.name: accepted}))
+        accepted = tuple(dict.fromkeys((*old_digests, sha256_of(content))))
+        _replace(path.parent / MANIFEST, _encode_manifest({**manifest, path.name: accepted}))
     _replace(path, content)
 
 
@@ -82,7 +88,40 @@ def check_writable(path: str | Path, is_folder: bool = False) -> None:
 
 def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
     """Create the manifest of a new `folder`, which lists the files with these `names` without digests."""
-    _replace(Path(folder, digests.FILE), digests.encode(dict.fromkeys(names, ())))
+    _replace(Path(folder, MANIFEST), _encode_manifest(dict.fromkeys(names, ())))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of `folder`, empty if there is none; raise `UserError` if it is damaged or altered."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+        check_format(content["format"], MANIFEST_FORMAT, path)
+        if content["sha256"] != _digest_of_manifest(content["files"]):
+            raise UserError(f"{path}: altered since it was written (its digest does not match)")
+        return {str(name): tuple(accepted) for name, accepted in content["files"].items()}
+    except UserError:
+        raise
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _encode_manifest(manifest: Manifest) -> bytes:
+    """Return the content of `digests.json` for a manifest."""
+    files = {name: list(accepted) for name, accepted in sorted(manifest.items())}
+    content = {"format": MANIFEST_FORMAT, "files": files, "sha256": _digest_of_manifest(files)}
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def sha256_of(content: bytes | memoryview) -> str:
+    """Return the hexadecimal SHA-256 of `content`."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _digest_of_manifest(files: Any) -> str:
+    return sha256_of(json.dumps(files, sort_keys=True).encode())
 
 
 def read(path: str | Path) -> bytes:
@@ -90,10 +129,10 @@ def read(path: str | Path) -> bytes:
     path = Path(path)
     for _ in range(2):  # a writer may replace the file and its digest between the two reads
         content = input_files.read_bytes(path)
-        accepted_digests = digests.read(path.parent).get(path.name, ())
-        if not accepted_digests or digests.sha256_of(content) in accepted_digests:
+        accepted_digests = read_manifest(path.parent).get(path.name, ())
+        if not accepted_digests or sha256_of(content) in accepted_digests:
             return content
-    raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {digests.FILE})")
+    raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {MANIFEST})")
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -128,9 +167,9 @@ def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
     if not folder.is_dir():
         return False
     paths = (path for visible in input_files.list_visible(folder) for path in (visible, *visible.rglob("*")))
-    names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
-    if digests.FILE in names:
-        names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *first_files}
+    names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, MANIFEST + PARTIAL}
+    if MANIFEST in names:
+        names = {name for name in names if not name.endswith(PARTIAL)} - {MANIFEST, *first_files}
     return not names
 
 
@@ -148,7 +187,7 @@ def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, 
         raise folder_exists_error(folder, resumable=resumable)
     try:
         paths = input_files.list_visible(folder)
-        for path in sorted(paths, key=lambda path: path.name.startswith(digests.FILE)):  # delete the manifest last
+        for path in sorted(paths, key=lambda path: path.name.startswith(MANIFEST)):  # delete the manifest last
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != lock.FILE:
@@ -262,14 +301,9 @@ def _digest(tensors: Mapping[str, Tensor], facts_json: str) -> str:
 
 
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
-    """Append one row to a file of JSON lines."""
-    append_rows(path, [row])
-
-
-def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a file of JSON lines after its last complete line, with null for numbers that are not finite."""
+    """Append a row to a file of JSON lines after its last complete line, with null for numbers that are not finite."""
     path = Path(path)
-    content = _encode_rows(rows)
+    content = _encode_rows([row])
     old_size = None  # unknown until the file is open
     if path.is_symlink():  # in the cache of a hub, the target belongs to other snapshots too
         write(path, read(path))
@@ -279,7 +313,7 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
             file.write(content)
     except OSError as error:
         if old_size is not None:
-            with suppress(OSError):  # remove partly written rows; closing the file may have written a part of them
+            with suppress(OSError):  # remove a partly written row; closing the file may have written a part of it
                 os.truncate(path, old_size)
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 

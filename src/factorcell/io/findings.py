@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from factorcell.io.escapes import escape_hidden
+from factorcell.io.output import escape_hidden
 
 LOG = logging.getLogger("factorcell")
 LABEL_WIDTH = 12

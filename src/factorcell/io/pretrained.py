@@ -13,14 +13,12 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from factorcell.errors import UserError
-from factorcell.io.digests import sha256_of
 from factorcell.io.extras import missing_package_error
-from factorcell.options.option_fields import HuggingFaceOptions
 
 HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(?<!\.gguf)")  # such as gpt2 or org/model
 MAX_LAYERS = 1000  # more would take too long to create
@@ -59,7 +57,7 @@ class Source:
         for path in self.weight_files():
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return digests[0] if len(digests) == 1 else sha256_of("\n".join(digests).encode())
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 _QUIET_LOCK = threading.RLock()
@@ -94,19 +92,18 @@ def find_source(base: str) -> Source:
     return Source(_hub_folder(base))
 
 
-def identify(options: HuggingFaceOptions) -> HuggingFaceOptions:
-    """Return the options of a pretrained model with the digest of its weights, and the full path of its files.
+def identify(base: str, expected_digest: str = "") -> tuple[str, str]:
+    """Return the full path of the files of a pretrained model, or its name on the hub, and the digest of its weights.
 
-    Raise `UserError` if the base is missing, or has another digest than that in `options`.
+    Raise `UserError` if the base is missing, or has another digest than that expected.
     """
-    source = find_source(options.base)
+    source = find_source(base)
     read_config(source)  # raises the error about a model that is not supported
     digest = source.digest()
-    if options.base_digest not in ("", digest):
-        raise wrong_digest_error(source, options.base_digest, digest)
+    if expected_digest not in ("", digest):
+        raise wrong_digest_error(source, expected_digest, digest)
     # The run may be opened from another folder. A link stays as it is: the file may have a name without an ending.
-    base = os.path.abspath(options.base) if Path(options.base).exists() else options.base
-    return replace(options, base=base, base_digest=digest)
+    return (os.path.abspath(base) if Path(base).exists() else base), digest
 
 
 def wrong_digest_error(source: Source, expected: str, actual: str) -> UserError:
@@ -114,9 +111,8 @@ def wrong_digest_error(source: Source, expected: str, actual: str) -> UserError:
     return UserError(f"{source}: expected weights with SHA-256 {expected[:12]}, as in training, got {actual[:12]}")
 
 
-def download_if_missing(options: HuggingFaceOptions) -> None:
+def download_if_missing(base: str) -> None:
     """Find the files of a pretrained model, or download it from the hub; raise `UserError` if both fail."""
-    base = options.base
     try:
         source = find_source(base)
         read_config(source)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sized
 from functools import cache
 from typing import Any
 
-from factorcell.io.escapes import escape_hidden
 from factorcell.io.findings import LOG
+from factorcell.io.output import escape_hidden
 
 FIRST_DELAY, INTERVAL = 5.0, 30.0  # seconds before the first line, and between two lines
 FIRST_BAR_DELAY = 0.5  # seconds before a bar

@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import Config
+from factorcell.config import CharacterOptions, Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, is_known_target, target_offsets
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.ngram.ngram import NGram, count_ngrams
-from factorcell.options.option_fields import CharacterOptions
 
 ORDER = 6  # higher orders hardly lower the nats of out-of-vocabulary tokens
 CHARACTERS = sys.maxunicode + 1  # number of code points

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from factorcell.config import HuggingFaceOptions, RecurrentOptions
 from factorcell.errors import UserError
-from factorcell.options.option_fields import HuggingFaceOptions, RecurrentOptions
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 CPU = torch.device("cpu")

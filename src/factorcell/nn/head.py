@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from factorcell.config import ModelConfig
+from factorcell.config import EXTENSIBLE, KindOptions, ModelConfig, check_kind
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.tokenizers.tokenizer import Specials
-from factorcell.options.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from factorcell.adapters.adapters import normal, weight_adapters
 from factorcell.adapters.encoder import ContextEncoder, Prefix
-from factorcell.config import Config
+from factorcell.config import EXTENSIBLE, NAMES, PREFIX, Config, HuggingFaceOptions, check_kind
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Batch
@@ -32,7 +32,6 @@ from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.nn.devices import FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
 from factorcell.nn.head import Head, HeadSizes
 from factorcell.nn.output import ContextBias, RowValues, SampledRows, Samples, SoftmaxHead
-from factorcell.options.option_fields import EXTENSIBLE, NAMES, PREFIX, HuggingFaceOptions, check_kind
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 MAX_CONTEXT_VALUES = 2**28  # largest number of values of the contexts of the texts that are scored at once
@@ -59,7 +58,8 @@ def with_identified_base(config: Config) -> Config:
     backbone = config.backbone
     if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
         return config
-    backbone = pretrained.identify(backbone)
+    base, digest = pretrained.identify(backbone.base, backbone.base_digest)
+    backbone = replace(backbone, base=base, base_digest=digest)
     if not backbone.base_precision:
         device = find_device(config.training.device, backbone)
         number_type = FLOAT32 if backbone.train_base else find_precision(config.training.precision, device, backbone)

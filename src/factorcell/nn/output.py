@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.adapters.adapters import normal
+from factorcell.config import SoftmaxOptions
 from factorcell.data.columns.context import Context
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.nn.head import Head, HeadSizes
 from factorcell.nn.kernels import library, softmax
 from factorcell.nn.kernels.drawing import PackedTable
 from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE, TABLES, HashBias, Pairs
-from factorcell.options.option_fields import SoftmaxOptions
 
 MAX_BIASES = 1 << 25  # largest number of biases, one for each text and token, that are computed at once
 

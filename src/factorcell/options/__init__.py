@@ -1,1 +1,1 @@
-"""Options with their limits and choices, and what other packages add to them. Imports nothing else."""
+"""Limits and choices of options, context columns, and what other packages add to options. Imports `errors` only."""

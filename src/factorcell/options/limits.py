@@ -1,4 +1,4 @@
-"""The valid range of every number that a user can set, and the error about an invalid input.
+"""The valid range of every number that a user can set, and the choices and defaults of options outside of a `Config`.
 
 The metadata of each numeric field of a `Config` contain its `Limits`. `NUMBER_LIMITS` has the limits of all other
 numeric options: the command line uses them for parsing, and functions with such parameters call `check`.
@@ -10,7 +10,7 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
-from factorcell.errors import UserError
+from factorcell.errors import UserError, check_choice
 
 MAX_COUNT = 1_000_000_000  # largest number of rows, tokens or values: more than a table has, and it fits into 32 bits
 MAX_FLOAT = 1e38  # a bound that fits into a 32-bit float
@@ -139,3 +139,52 @@ def check(**values: Any) -> list[Any]:
         None if value is None and name in OPTIONAL else NUMBER_LIMITS[name].check(name, value)
         for name, value in values.items()
     ]
+
+
+# Policies for values that are rare in training or unseen: `error` refuses a value, `group` reads it as rare, and
+# `expected` as a missing value. Tables are read with `group`, as training reads the development table, and contexts
+# that a user types with `error`, because an unknown value is then probably a typing mistake.
+UNKNOWN_POLICIES = ("error", "group", "expected")
+PRIORS = ("conditional", "uniform", "training")  # prior probabilities of the values in a classification
+PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
+PRESETS = ("quick", "good", "best")  # presets of the training time
+MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # parts that fine-tuning can train
+EXPORT_FORMATS = ("lora", "merged", "gguf-lora")
+GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")
+ONLINE_OPTIMIZERS = ("adagrad", "adadelta", "sgd")
+KEY_SCOPES = ("complete", "learn", "users", "admin")  # what an API key of the service permits
+# Environment variable for the URL of the store. The URL is not an option, because it can contain a password, and all
+# users of a machine can read the command lines of its processes.
+STORE_VARIABLE = "FACTORCELL_STORE"
+STORE_URLS = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
+
+# Options, by section of the config, that `training.rules` chooses from the training table unless the user sets them.
+AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
+    "model": (
+        *("adapt", "output_bias"),
+        *("embedding_size", "context_size", "variable_size", "rank", "dropout_context"),
+    ),
+    "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
+    "training": (
+        *("epochs", "batch_tokens", "learning_rate", "token_rate", "weight_decay", "samples"),
+        *("evaluations", "patience", "ngram_mixture"),
+    ),
+}
+
+ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random and reads
+DEFAULT_VALUE_COUNT = 10  # number of most frequent values that are shown if the user does not name values
+# Defaults of training on few texts: the exact loss, small steps and early stopping.
+SMALL_DATA_DEFAULTS: dict[str, Any] = {
+    "epochs": 10.0,
+    "learning_rate": 1e-3,
+    "token_rate": 1.0,
+    "weight_decay": 0.0,
+    "samples": 0,
+    "evaluations": 20,
+    "patience": 3,
+}
+
+
+def check_unknown(unknown: str) -> str:
+    """Return `unknown` if it is a policy for values that training never saw; raise `UserError` otherwise."""
+    return check_choice("policy for unknown values", unknown, UNKNOWN_POLICIES)

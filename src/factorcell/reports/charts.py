@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
 from factorcell.data.columns.values import natural_order
-from factorcell.io.escapes import escape_hidden_lines
-from factorcell.io.finite import is_number
+from factorcell.io.output import escape_hidden_lines, is_number
 from factorcell.reports.wording import visible_token
 
 Row = Mapping[str, Any]

@@ -12,8 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from factorcell.io.escapes import escape_hidden_lines
-from factorcell.io.finite import is_number
+from factorcell.io.output import escape_hidden_lines, is_number
 from factorcell.reports import charts
 from factorcell.runs.saved_results import BEST_MARK
 

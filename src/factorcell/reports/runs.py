@@ -16,7 +16,7 @@ from factorcell.evaluation.diagnostics import differ, run_findings, training_tex
 from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
 from factorcell.evaluation.results import find_models, prediction_fields
 from factorcell.evaluation.text_figures import Figures
-from factorcell.io.finite import is_number
+from factorcell.io.output import is_number
 from factorcell.ngram import ngram
 from factorcell.reports import charts
 from factorcell.reports.page import Chart, Page, Table, make_table

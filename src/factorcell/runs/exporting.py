@@ -19,7 +19,7 @@ from factorcell.data.tokenizers.kinds import to_transformers
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 from factorcell.io.findings import LOG
-from factorcell.options.choices import EXPORT_FORMATS
+from factorcell.options.limits import EXPORT_FORMATS
 from factorcell.runs import lora_files, merged_model
 from factorcell.runs.fixed_context import FixedContext
 from factorcell.runs.model_card import escape_markdown, has_mixture

@@ -12,12 +12,12 @@ from pathlib import PurePath
 from typing import Any
 
 from factorcell.adapters.adapters import weight_adapters
+from factorcell.config import INPUT_ADAPTERS, HuggingFaceOptions
 from factorcell.data.columns.schema import TIME_KINDS, Variable
 from factorcell.io import files
-from factorcell.io.escapes import escape_hidden
+from factorcell.io.output import escape_hidden
 from factorcell.io.pretrained import HUB_NAME
 from factorcell.ngram.mixture import FILE as MIXTURE_FILE
-from factorcell.options.option_fields import INPUT_ADAPTERS, HuggingFaceOptions
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run, training_facts
 from factorcell.runs.used_options import used_options

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from factorcell.bootstrap import Interval, format_ends
 from factorcell.io import files
-from factorcell.io.finite import is_number
+from factorcell.io.output import is_number
 
 FILE = "results.jsonl"
 IDENTITY = ("kind", "table", "target", "predictor", "classifier", "baseline")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from factorcell.bootstrap import Interval
 from factorcell.data.corpus import Corpus
 from factorcell.io.findings import Fact
-from factorcell.io.finite import format_number
+from factorcell.io.output import format_number
 from factorcell.runs.model_card import mixture_perplexity
 from factorcell.runs.run import Run, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, gain_title

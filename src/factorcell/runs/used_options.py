@@ -6,9 +6,8 @@ A config has a value for every option, but a model may not use it: an unadapted 
 from collections.abc import Iterable
 
 from factorcell.adapters.adapters import find_adapter, weight_adapters
-from factorcell.config import Config
+from factorcell.config import INPUT_ADAPTERS, Config, HuggingFaceOptions
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.options.option_fields import INPUT_ADAPTERS, HuggingFaceOptions
 
 
 def used_options(names: Iterable[str], config: Config, schema: ContextSchema) -> list[str]:

@@ -16,7 +16,7 @@ from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_
 from factorcell.evaluation.results import classify_and_save, prediction_fields, save_result
 from factorcell.evaluation.text_figures import Figures
 from factorcell.io import files
-from factorcell.io.finite import is_number
+from factorcell.io.output import is_number
 from factorcell.ngram.ngram import FILE as NGRAM_FILE
 from factorcell.ngram.ngram import NGram
 from factorcell.options import limits

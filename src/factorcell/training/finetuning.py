@@ -7,12 +7,11 @@ from typing import Any, Unpack
 
 import torch
 
-from factorcell.config import TrainingConfig, TrainingOptions
+from factorcell.config import TrainingConfig, TrainingOptions, option_fields
 from factorcell.errors import UserError, check_choice
 from factorcell.nn.devices import AUTO
 from factorcell.options import limits
-from factorcell.options.choices import SMALL_DATA_DEFAULTS, check_unknown
-from factorcell.options.option_fields import option_fields
+from factorcell.options.limits import SMALL_DATA_DEFAULTS, check_unknown
 from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.fit import (
@@ -52,7 +51,7 @@ def finetune(
         unknown: The policy for values that training never saw: "group", "expected" or "error".
         resume: Whether to resume a stopped fine-tuning in `out`.
         **options: Options of the section `training`, such as `epochs`. The other options have the values in
-            `choices.SMALL_DATA_DEFAULTS`; options that are not in it have those of `run`.
+            `limits.SMALL_DATA_DEFAULTS`; options that are not in it have those of `run`.
 
     Returns:
         The new run with its best weights.

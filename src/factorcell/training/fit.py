@@ -13,7 +13,7 @@ from factorcell.completion.online import distinguishes_users, user_variable
 from factorcell.completion.replay import Stream, read_streams
 from factorcell.completion.texts import is_valid_text
 from factorcell.completion.tuning import fit_settings
-from factorcell.config import Config, Options, options_by_section
+from factorcell.config import Config, HuggingFaceOptions, Options, PretrainedTokenizerOptions, options_by_section
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
@@ -29,8 +29,7 @@ from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options import limits
-from factorcell.options.choices import PRESETS
-from factorcell.options.option_fields import HuggingFaceOptions, PretrainedTokenizerOptions
+from factorcell.options.limits import PRESETS
 from factorcell.runs import model_card, saved_results, summary
 from factorcell.runs.run import Run, initial_files, relative_path, training_facts
 from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN
@@ -220,7 +219,7 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
     """
     if isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained:
         check_tokenizer(config)
-        pretrained.download_if_missing(config.backbone)
+        pretrained.download_if_missing(config.backbone.base)
     if dev is not None:
         check_columns(dev, config.data)
     corpus = prepare(source, config)

@@ -47,7 +47,7 @@ from factorcell.ngram.mixture import FILE, FORMAT, Mixture, read_weights
 from factorcell.ngram.ngram import NGram, count_ngrams, default_order
 from factorcell.nn.devices import AUTO, FLOAT32
 from factorcell.nn.scoring import mixed_nats
-from factorcell.options.choices import check_unknown
+from factorcell.options.limits import check_unknown
 from factorcell.runs.run import Run
 
 PRIOR_TARGETS = 100.0  # sum of prior_k: for the weights of a part of the targets, all targets count as much as 100

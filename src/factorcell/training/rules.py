@@ -9,14 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
-from factorcell.config import RECORDED, Config, ModelConfig, option_sections, section_types, selected_kinds
+from factorcell.config import (
+    NAMES,
+    RECORDED,
+    Config,
+    HuggingFaceOptions,
+    ModelConfig,
+    option_sections,
+    section_types,
+    selected_kinds,
+)
 from factorcell.data.corpus import Corpus
 from factorcell.errors import check_choice
 from factorcell.nn.devices import find_device
 from factorcell.nn.language_model import head_class
 from factorcell.nn.output import SoftmaxHead
-from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS
-from factorcell.options.option_fields import NAMES, HuggingFaceOptions
+from factorcell.options.limits import AUTOMATIC_OPTIONS, PRESETS
 
 # Passes over a table of a million targets; larger tables need fewer passes.
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))

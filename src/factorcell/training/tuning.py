@@ -12,15 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from factorcell.config import Config, option_sections, section_types, selected_kinds
+from factorcell.config import Config, HuggingFaceOptions, option_sections, option_types, section_types, selected_kinds
 from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock
 from factorcell.io.extras import missing_package_error
 from factorcell.io.findings import LOG
-from factorcell.io.finite import format_option
 from factorcell.options import limits
-from factorcell.options.option_fields import HuggingFaceOptions, option_types
 from factorcell.training.fit import not_resumable_error, read_corpora, train_run
 from factorcell.training.rules import Budget, SpecifiedOptions, add_options
 
@@ -150,7 +148,8 @@ def _save(study: "optuna.Study", trial: "optuna.Trial", folder: Path) -> None:
     """Log a finished trial, and write trials.jsonl, best.toml and the figures of its study."""
     rows = trial_rows(study)
     row = next(row for row in rows if row["trial"] == f"trial-{trial.number:04}")
-    sampled = ", ".join(f"{name} {format_option(value)}" for name, value in trial.params.items())
+    values = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()}
+    sampled = ", ".join(f"{name} {value}" for name, value in values.items())
     LOG.info("%s: %s (%s)", row["trial"], row.get("error") or f"perplexity {row['perplexity']:.2f}", sampled)
     files.write_rows(folder / "trials.jsonl", rows)
     if rows[0]["perplexity"] is not None:

@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from factorcell.config import RecurrentOptions
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import gpu, gpu_recurrence
-from factorcell.options.option_fields import RecurrentOptions
 from tests.nn.kernels import test_recurrence
 from tests.nn.kernels.test_recurrence import Arrays
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from factorcell.config import RecurrentOptions
 from factorcell.errors import UserError
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library
-from factorcell.options.option_fields import RecurrentOptions
 from tests.kernels import compiled
 
 NATIVE = Path(library.__file__).parent / "native"

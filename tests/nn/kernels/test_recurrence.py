@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from factorcell.config import RecurrentOptions
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import library, recurrence
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs
-from factorcell.options.option_fields import RecurrentOptions
 from tests.kernels import NATIVE, VARIANTS, compiled
 
 Arrays = dict[str, Tensor | None]

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.errors import UserError
-from factorcell.options.choices import KEY_SCOPES
+from factorcell.options.limits import KEY_SCOPES
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
 from factorcell.service.http.application import Settings, Site, application

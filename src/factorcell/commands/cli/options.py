@@ -3,21 +3,28 @@
 import argparse
 import dataclasses
 import itertools
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli.parser import Parser, Section
 from factorcell.config import (
     DEFAULT_KINDS,
+    DEVICE_HELP,
     DEVICES,
     EXTENSIBLE,
+    KIND_HELP,
+    OPTION_KINDS,
+    PRECISION_HELP,
     PRECISIONS,
+    TRANSFORMER_OPTIONS,
     Config,
+    HuggingFaceOptions,
+    option_fields,
+    option_types,
     options_by_section,
     section_types,
     selected_kinds,
@@ -25,17 +32,8 @@ from factorcell.config import (
 from factorcell.errors import UserError
 from factorcell.io import memory
 from factorcell.io.findings import Finding, report
-from factorcell.options.choices import AUTOMATIC_OPTIONS, PRESETS, UNKNOWN_POLICIES
 from factorcell.options.extensions import NONE
-from factorcell.options.option_fields import (
-    CHOICE_HELP,
-    KIND_HELP,
-    OPTION_KINDS,
-    TRANSFORMER_OPTIONS,
-    HuggingFaceOptions,
-    option_fields,
-    option_types,
-)
+from factorcell.options.limits import AUTOMATIC_OPTIONS, PRESETS, UNKNOWN_POLICIES
 
 if TYPE_CHECKING:
     from factorcell.runs.run import Run
@@ -45,8 +43,6 @@ COMMON_OPTIONS = (
     *("text", "context", "user", "time", "max_tokens", "min_context_count"),
     *("tokenizer", "base", "rank", "hidden_size", "epochs", "seed", "threads", "device"),
 )
-
-Model = TypeVar("Model")
 
 
 def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str, Any] | None = None) -> None:
@@ -90,7 +86,7 @@ def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
         if flag in names_by_flag:
             values[names_by_flag[flag]] = value if equals else next_word
     kinds = {section: kind for section, kind in values.items() if section in OPTION_KINDS}
-    with suppress(UserError, OSError):  # `specified_options` reports the errors
+    with suppress(UserError, OSError):  # the config reports the errors
         kinds |= selected_kinds(options_by_section(values))
     return kinds
 
@@ -128,14 +124,9 @@ def option_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in arguments.option_names if hasattr(arguments, name)}
 
 
-def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the options of a training that a command line specifies, by section."""
-    return options_by_section(option_values(arguments))
-
-
 def prepare_training(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Set the number of threads that a training command specifies; return its config options by section."""
-    specified = specified_options(arguments)
+    specified = options_by_section(option_values(arguments))
     set_threads(Config.from_dict(specified).training.threads)
     return specified
 
@@ -163,7 +154,6 @@ def add_run(parser: Parser, help_text: str = "run folder") -> None:
 
 
 def add_json(parser: Parser) -> None:
-    """Add --json."""
     parser.add_argument("--json", action="store_true", help="print rows of JSON")
 
 
@@ -173,7 +163,7 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 
 def add_unknown(parser: Parser, default: str = "group") -> None:
-    """Add --unknown, the policy for rare and unseen values (`choices.UNKNOWN_POLICIES`)."""
+    """Add --unknown, the policy for rare and unseen values (`limits.UNKNOWN_POLICIES`)."""
     help_text = "for context values that are rare in training or unseen: stop with an error, or read them as rare "
     help_text += "(group) or as missing values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
@@ -200,12 +190,10 @@ def writable_path(text: str, folder: bool) -> Path:
 
 
 def add_threads(parser: Parser | Section) -> None:
-    """Add --threads."""
     parser.add_argument("--threads", type=int, default=0, help="number of threads; 0: one per core")
 
 
 def add_max_memory(parser: Parser) -> None:
-    """Add --max-memory."""
     help_text = "memory limit in GiB; commands refuse work that needs more (default: memory of the machine)"
     parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=help_text)
 
@@ -216,21 +204,23 @@ def add_computing(parser: Parser, unknown: str = "group") -> None:
     add_json(parser)
     computing = parser.section("computing")
     add_threads(computing)
-    computing.add_argument("--device", default="auto", choices=DEVICES, help=CHOICE_HELP["device"])
+    computing.add_argument("--device", default="auto", choices=DEVICES, help=DEVICE_HELP)
     computing_rare = parser.section("computing", is_rare=True)
-    computing_rare.add_argument("--precision", default="auto", choices=PRECISIONS, help=CHOICE_HELP["precision"])
+    computing_rare.add_argument("--precision", default="auto", choices=PRECISIONS, help=PRECISION_HELP)
     add_max_memory(parser)
 
 
 def add_no_ngram_mixture(section: Parser | Section) -> None:
-    """Add --no-ngram-mixture."""
     help_text = "use the neural model alone, even if the run has a mixture with n-gram counts"
     section.add_argument("--no-ngram-mixture", action="store_true", help=help_text)
 
 
-def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
-    """Open a model on the device and with the precision that `arguments` specify."""
-    return open_model(folder, device=arguments.device, precision=arguments.precision)
+def open_run(arguments: argparse.Namespace, folder: Path | None = None) -> "Run":
+    """Open a run folder, by default that of the command, as the options of `add_computing` specify."""
+    from factorcell.runs.run import Run
+
+    mixture = not getattr(arguments, "no_ngram_mixture", False)
+    return Run.open(folder or arguments.run, mixture=mixture, device=arguments.device, precision=arguments.precision)
 
 
 def set_threads(count: int) -> None:
@@ -238,12 +228,6 @@ def set_threads(count: int) -> None:
     import torch
 
     torch.set_num_threads(count or memory.usable_cores())
-
-
-def set_max_memory(gib: float | None) -> None:
-    """Limit the memory of this process and of its child processes to `gib` GiB, unless `gib` is None."""
-    if gib is not None:
-        os.environ[memory.LIMIT_VARIABLE] = str(gib)
 
 
 def add_context(parser: Parser, repetition: str = "repeatable, or joined by ';'") -> None:

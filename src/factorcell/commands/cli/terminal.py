@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from factorcell.errors import UserError
 from factorcell.io import findings, input_files
-from factorcell.io.escapes import align_columns, escape_hidden, escape_hidden_json
 from factorcell.io.findings import LOG, Finding
-from factorcell.io.finite import to_json
+from factorcell.io.output import align_columns, escape_hidden, escape_hidden_json, to_json
 
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
@@ -226,12 +225,11 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
 
     With `verbose`, also print the metrics of each value and their means.
     """
-    from factorcell.bootstrap import Interval
     from factorcell.data.columns.values import natural_order
 
     rows = [{"classifier": result.name, "accuracy": format_interval(metrics, "accuracy")}]
     for row in metrics["others"]:
-        gain = Interval(row["difference"], row["difference_low"], row["difference_high"]).to_text(".4f")
+        gain = format_difference(row, "difference")
         rows.append({**row, "accuracy": format_interval(row, "accuracy"), "gain of the first": gain})
     majority = f"majority class ({metrics['majority_value']})"
     show_table(
@@ -256,3 +254,11 @@ def format_interval(row: Mapping[str, Any], name: str) -> str:
 
     low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
     return f"{row[name]:.4f}" + ("" if low is None or high is None else f" {format_ends(low, high, '.4f')}")
+
+
+def format_difference(row: Mapping[str, Any], name: str, number_format: str = ".4f", scale: float = 1.0) -> str:
+    """Return a difference in a row with its interval, if it has one; a dash if the row has no such figure."""
+    from factorcell.bootstrap import Interval
+
+    difference = Interval.from_row(row, name)
+    return "-" if difference is None else difference.to_text(number_format, scale)

@@ -24,7 +24,7 @@ from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
-from factorcell.options.choices import check_unknown
+from factorcell.options.limits import check_unknown
 
 GUESS_ROWS = 100_000  # number of rows from which the kind of a column is guessed
 MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category

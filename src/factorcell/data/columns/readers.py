@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import HISTORY_COLUMN, DataConfig
+from factorcell.config import HISTORY_COLUMN, DataConfig, WordOptions
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, wave_parameters
 from factorcell.data.columns.values import (
@@ -40,7 +40,6 @@ from factorcell.data.columns.values import (
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer, WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.io.findings import Finding, report
-from factorcell.options.option_fields import WordOptions
 
 START = 0  # provisional id of the start token in prompts
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones

@@ -29,7 +29,7 @@ from pyarrow import compute as pc
 
 from factorcell.data.columns.values import to_float64
 from factorcell.errors import CONTINUE_ANYWAY, UserError, nearest_hint
-from factorcell.io.escapes import escape_hidden
+from factorcell.io.output import escape_hidden
 
 CHUNK_ROWS = 8192  # maximum number of rows of a chunk
 MAX_NAMES_SHOWN = 20  # maximum number of column names that an error message lists

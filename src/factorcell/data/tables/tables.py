@@ -22,7 +22,7 @@ from factorcell.data.tables.chunks import (
 from factorcell.data.tables.parquet_files import open_parquet, open_parquet_folder
 from factorcell.data.tables.text_files import open_csv, open_json_lines
 from factorcell.errors import UserError
-from factorcell.io.escapes import escape_hidden
+from factorcell.io.output import escape_hidden
 
 FORMATS: dict[str, Callable[[Content], Table]] = {
     ".csv": open_csv,

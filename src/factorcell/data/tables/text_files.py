@@ -8,8 +8,8 @@ from typing import Any
 from factorcell.data.tables import chunks
 from factorcell.data.tables.chunks import Chunk, Content, Table, format_names
 from factorcell.errors import UserError
-from factorcell.io.escapes import escape_hidden
 from factorcell.io.findings import Finding, report
+from factorcell.io.output import escape_hidden
 
 ENDINGS_BY_DELIMITER = {",": ".csv", "\t": ".tsv"}  # endings of file names
 DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}

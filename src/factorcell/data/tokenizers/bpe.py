@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import regex
 
-from factorcell.config import Config
+from factorcell.config import (
+    BpeOptions,
+    Config,
+    HuggingFaceOptions,
+    PretrainedTokenizerOptions,
+    TokenizerOptions,
+)
 from factorcell.data.text_folds import lower_case
 from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io import pretrained
 from factorcell.io.extras import missing_package_error
-from factorcell.options.option_fields import (
-    BpeOptions,
-    HuggingFaceOptions,
-    PretrainedTokenizerOptions,
-    TokenizerOptions,
-)
 
 if TYPE_CHECKING:
     import tokenizers

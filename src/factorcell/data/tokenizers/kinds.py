@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from factorcell.config import Config
+from factorcell.config import EXTENSIBLE, KIND_CHECKS, Config, PretrainedTokenizerOptions
 from factorcell.data.text_folds import FINAL_SIGMA
 from factorcell.data.tokenizers.bpe import BpeTokenizer, PretrainedTokenizer, import_library
 from factorcell.data.tokenizers.tokenizer import (
@@ -22,7 +22,6 @@ from factorcell.data.tokenizers.tokenizer import (
 )
 from factorcell.errors import UserError
 from factorcell.io import files, pretrained
-from factorcell.options.option_fields import EXTENSIBLE, KIND_CHECKS, PretrainedTokenizerOptions
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     "word": WordTokenizer,

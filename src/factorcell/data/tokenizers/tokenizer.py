@@ -13,16 +13,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import regex
 
-from factorcell.data.text_folds import lower_case, with_final_sigma
-from factorcell.errors import UserError
-from factorcell.io import files
-from factorcell.options.option_fields import (
+from factorcell.config import (
     CharacterOptions,
     GraphemeOptions,
     SpaceOptions,
     TokenizerOptions,
     WordOptions,
 )
+from factorcell.data.text_folds import lower_case, with_final_sigma
+from factorcell.errors import UserError
+from factorcell.io import files
 
 WORD = regex.compile(
     r"[\p{L}\p{M}\p{N}_]+(?:['’\-][\p{L}\p{M}\p{N}]+|(?<=\p{N})[.,:/]\p{N}+)*|([^\s\p{L}\p{M}\p{N}])\1*|\S"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.encoder import INITIAL_STD
-from factorcell.options.option_fields import EXTENSIBLE, KindOptions, check_kind
+from factorcell.config import EXTENSIBLE, KindOptions, check_kind
 
 
 class Conditions(Protocol):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Shift, normal
 from factorcell.adapters.encoder import FROZEN_BASE_STD, INITIAL_STD
+from factorcell.config import HuggingFaceOptions
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
 from factorcell.io.extras import missing_package_error
@@ -32,7 +33,6 @@ from factorcell.io.pretrained import (
 from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
 from factorcell.nn.backbones.attention_cache import CacheState
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout
-from factorcell.options.option_fields import HuggingFaceOptions
 
 UNUSED_BIAS = -20.0  # bias of tokens that a pretrained model does not have; they are practically never predicted
 HEAD_SIZE = 64  # numbers per attention head of a new model

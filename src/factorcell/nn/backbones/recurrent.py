@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from factorcell.adapters.adapted_linear import AdaptedLinear
 from factorcell.adapters.adapters import Shift, uniform
+from factorcell.config import RecurrentOptions
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout, dropout_mask
 from factorcell.nn.backbones.cells import CellState, Coupled, find_cell, run_loop, run_step
 from factorcell.nn.backbones.loop_graphs import LoopGraphs
 from factorcell.nn.kernels import gpu_recurrence, library
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs, run, supports
-from factorcell.options.option_fields import RecurrentOptions
 
 
 class Cell(nn.Module):

@@ -23,7 +23,7 @@ import msgspec
 
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files
-from factorcell.options.choices import KEY_SCOPES
+from factorcell.options.limits import KEY_SCOPES
 
 PREFIX = "fc_"  # beginning of every key, so that scanners recognize a leaked key
 BURST_SECONDS = 2.0  # a burst may have as many requests as the rate allows in this time

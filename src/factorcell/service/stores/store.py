@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from factorcell.errors import UserError
 from factorcell.io.extras import missing_package_error
-from factorcell.options.choices import STORE_URLS
+from factorcell.options.limits import STORE_URLS
 from factorcell.service.record import DamagedRecordError, Record, StoreError, decoded_id, log_unexpected_error
 
 PAGE_SIZE = 1000  # default of the maximum number of users in one listing

@@ -1,11 +1,15 @@
-"""Escaping of characters that would control a terminal, reverse the writing direction or be invisible.
+"""Output as text and JSON: escapes for hidden characters, aligned columns, and numbers that may be infinite or NaN.
 
-Control characters, line separators, marks of writing direction, characters without width, and lone surrogates are
-replaced by Python escapes. Letters of all scripts and emoji stay unchanged, including the joiners between their parts.
+Characters that would control a terminal, reverse the writing direction or be invisible are replaced by Python escapes:
+control characters, line separators, marks of writing direction, characters without width, and lone surrogates. Letters
+of all scripts and emoji stay unchanged, including the joiners between their parts.
 """
 
+import json
+import math
 import re
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 # Characters that are always escaped.
 CONTROLS = r"\x00-\x1f\x7f-\x9f"
@@ -62,3 +66,32 @@ def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
         right_aligned = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         lines.append("  ".join([first.ljust(widths[0]), *right_aligned]))
     return lines
+
+
+def to_json(content: Any, **options: Any) -> str:
+    """Return `content` as valid JSON, with null for numbers that are not finite; `json.dumps` gets the `options`."""
+    options = {"ensure_ascii": False, "allow_nan": False, **options}
+    try:
+        return json.dumps(content, **options)
+    except ValueError:  # rare, so the values are inspected only after this error
+        return json.dumps(_replace_nonfinite(content), **options)
+
+
+def is_number(value: float | None) -> TypeGuard[float]:
+    """Whether `value` is a finite number."""
+    return value is not None and math.isfinite(value)
+
+
+def format_number(value: float | None, number_format: str) -> str:
+    """Format a number; return a dash for None and for numbers that are not finite."""
+    return format(value, number_format) if is_number(value) else "-"
+
+
+def _replace_nonfinite(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {key: _replace_nonfinite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_replace_nonfinite(value) for value in content]
+    return content

@@ -1,0 +1,376 @@
+"""The commands `explain`, which compares contexts on texts, and `contexts`, which shows what a run learned of them."""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from factorcell.commands.cli import options, terminal
+from factorcell.commands.cli.parser import Parser
+from factorcell.errors import UserError
+from factorcell.io import input_files
+from factorcell.io.findings import Finding, report
+from factorcell.options.limits import DEFAULT_VALUE_COUNT
+
+if TYPE_CHECKING:
+    from factorcell.evaluation.explaining.embeddings import Embeddings
+    from factorcell.runs.run import Run
+
+# Pairs of a background and a foreground colour (numbers of the 256 terminal colours), for weak to strong ratios.
+# Tokens that are more probable given the first context are blue; the others are orange and also underlined.
+BLUES = ((153, 16), (75, 16), (26, 231))
+ORANGES = ((223, 16), (215, 16), (166, 231))
+EQUAL_PRIORS = "probabilities of the contexts assume that all of them are equally frequent (uniform priors)"
+STRONG_RATIO = 9.0  # nats; a ratio that has the strongest mark
+
+Row = dict[str, Any]
+ContextPair = tuple[dict[str, str], dict[str, str]]  # a context, and the one it is compared with
+
+
+def add_explain_arguments(parser: Parser) -> None:
+    options.add_run(parser)
+    help_text = "file with one text per line, or a table; -: standard input"
+    parser.add_argument("file", metavar="FILE", nargs="?", help=help_text)
+    parser.add_argument("--text", action="append", default=[], help="a text, instead of FILE (repeatable)")
+    help_text = "two or more contexts: rating=5 rating=1; join several columns with ';': 'rating=5; city=Oslo'"
+    parser.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
+    options.add_context(parser)
+    help_text = "further runs whose log-likelihoods are averaged with those of RUN"
+    parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    help_text = "other runs whose ratios are shown separately, for comparison"
+    parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    options.add_no_ngram_mixture(parser)
+    _add_train(parser)
+    options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
+    options.add_computing(parser, unknown="error")
+
+
+def run_explain(arguments: argparse.Namespace) -> None:
+    from factorcell.evaluation.diagnostics import run_findings
+    from factorcell.evaluation.explaining.likelihood_ratios import compared_columns, evidence_findings, explain
+    from factorcell.io import files
+    from factorcell.io.findings import ranked
+
+    shared = options.parse_context(arguments.context)
+    contexts = contexts_between(arguments.between, shared)
+    run, *others = (options.open_run(arguments, folder) for folder in (arguments.run, *arguments.ensemble))
+    compared_runs = [options.open_run(arguments, folder) for folder in arguments.compare_with]
+    specified = {name for context in contexts.values() for name in context}
+    texts, text_contexts = _read_texts(arguments, run, specified)
+    options.check_contexts(run, list(contexts.values()), arguments.unknown)
+    model_name = f"{arguments.run.name} and {len(others)} more" if others else arguments.run.name
+    models = [(model_name, [run, *others]), *((other.folder.name, [other]) for other in compared_runs)]
+    settings: dict[str, Any] = {
+        # The typed values were checked above; a table is read as `score` reads it.
+        "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
+        "train": options.find_training_table(run, arguments.train, "no counts of words"),
+        "text_contexts": text_contexts,
+    }
+    rows_of_models = [
+        [{**({"model": name} if compared_runs else {}), **row} for row in explain(runs, texts, contexts, **settings)]
+        for name, runs in models
+    ]
+    rows = list(itertools.chain.from_iterable(zip(*rows_of_models, strict=True)))
+    if arguments.page:
+        from factorcell.reports.explain import explanation_page
+
+        columns = compared_columns([*contexts.values()], text_contexts)
+        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, *columns)]
+        cautions = [finding.text for finding in ranked([*findings, *evidence_findings(rows)])]
+        files.write(arguments.page, explanation_page(model_name, rows, 1 + len(others), cautions))
+        terminal.notify(f"report: {arguments.page}")
+    if arguments.json:
+        terminal.show_json(rows)
+    else:
+        _show_explanation(rows, list(contexts))
+
+
+def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the contexts that the texts of --between specify, by name."""
+    from factorcell.evaluation.explaining.likelihood_ratios import context_text
+
+    contexts = {}
+    for text in texts:
+        context = options.parse_context([text], "--between")
+        name = context_text(context)
+        if duplicates := set(context) & set(shared):
+            raise UserError(f"--between and --context both have a value for {', '.join(sorted(duplicates))}")
+        if name in contexts:
+            raise UserError(f"--between: {name} is given twice")
+        contexts[name] = {**shared, **context}
+    if len(contexts) < 2:
+        raise UserError(f"--between: expected two or more contexts, got only {', '.join(contexts)}")
+    return contexts
+
+
+def _read_texts(arguments: argparse.Namespace, run: "Run", specified: Collection[str]) -> tuple[list[str], list[Row]]:
+    """Return the distinct texts of --text, of a table, or of the lines of a file, and the context of each text.
+
+    A table has the values of the context columns of the run that are not `specified` on the command line.
+    """
+    from factorcell.data.tables.tables import FORMATS
+    from factorcell.evaluation.explaining.likelihood_ratios import read_texts
+
+    if (arguments.file is None) == (not arguments.text):
+        raise UserError("specify either FILE (one text per line, or a table) or --text")
+    if arguments.text:
+        texts = list(dict.fromkeys(arguments.text))
+    elif Path(arguments.file).suffix.lower() in FORMATS:
+        columns = [name for name in run.schema.columns() if name not in specified]
+        return read_texts(arguments.file, run.config.data.text, columns)
+    else:
+        is_stream = arguments.file == "-"
+        content = terminal.decode_input(sys.stdin.buffer.read()) if is_stream else input_files.read_text(arguments.file)
+        texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
+    if not texts:
+        raise UserError(f"{arguments.file}: the file contains no text")
+    return texts, [{} for _ in texts]
+
+
+def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Print the tokens of each text: for two contexts with marks for their ratios, for more contexts as a table."""
+    from factorcell.evaluation.explaining.likelihood_ratios import STRENGTHS
+    from factorcell.reports.wording import readable_token
+
+    has_colours = terminal.has_colours(sys.stdout)
+    if len(names) == 2:
+        first, second = (
+            mark_token(name, sign * STRONG_RATIO, has_colours=has_colours)
+            for name, sign in zip(names, (1, -1), strict=True)
+        )
+        legend = ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"]
+        terminal.show(terminal.join("", legend))
+        weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
+        levels = f"weak marks from {weak} nats, clear from {clear}, strong from {strong}"
+        terminal.show(f"{levels}; tokens without a mark are counted too", EQUAL_PRIORS)
+    for row in rows:
+        terminal.show("", *([row["model"]] if "model" in row else []))
+        tokens = [(readable_token(token["token"]), token) for token in row["tokens"]]
+        if len(names) == 2:
+            _show_marked_tokens(row, tokens, names[0], has_colours)
+        else:
+            probabilities = [{name: f"{token['posterior'][name]:.1%}" for name in names} for _, token in tokens]
+            lines = [{"token": text, **line} for (text, _), line in zip(tokens, probabilities, strict=True)]
+            terminal.show_table(lines, ("token", *names))
+        if unknown := dict.fromkeys(text for text, token in tokens if not token["known"]):
+            terminal.show(f"out of vocabulary: {', '.join(unknown)}")
+    if len(names) > 2:
+        terminal.notify(EQUAL_PRIORS)
+
+
+def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_context: str, has_colours: bool) -> None:
+    """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
+    from factorcell.evaluation.explaining.likelihood_ratios import has_evidence, with_evidence
+    from factorcell.reports.wording import token_separator
+
+    marked_tokens = [
+        mark_token(text, token["ratio"] * has_evidence(token), has_colours=has_colours) for text, token in tokens
+    ]
+    terminal.show(terminal.join(token_separator(row["tokenizer"]), marked_tokens))
+    ratio, probability = row["ratio"], row["posterior"][first_context]
+    terminal.show(f"{ratio:+z.2f} nats in total; p({first_context} | text) = {probability:.1%}")
+    if unsupported := dict.fromkeys(text for text, token in tokens if not has_evidence(token)):
+        ratio, probability = with_evidence(row)
+        figures = f"{ratio:+z.2f} nats; p({first_context} | text) = {probability:.1%}"
+        terminal.show(f"without the tokens without evidence ({', '.join(unsupported)}): {figures}")
+
+
+def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
+    """Return a token with marks for the strength and the sign of its log-likelihood ratio."""
+    from factorcell.evaluation.explaining.likelihood_ratios import strength
+
+    signed_strength = strength(ratio)
+    if not signed_strength:
+        return text
+    is_positive = signed_strength > 0
+    if not has_colours:
+        return text + ("⁺" if is_positive else "⁻") * abs(signed_strength)
+    background, foreground = (BLUES if is_positive else ORANGES)[abs(signed_strength) - 1]
+    underline = "" if is_positive else "4;"
+    return terminal.coloured(text, f"{underline}48;5;{background};38;5;{foreground}")
+
+
+def add_contexts_arguments(parser: Parser) -> None:
+    options.add_run(parser)
+    help_text = f"values whose neighbours are shown (default: the {DEFAULT_VALUE_COUNT} most frequent)"
+    parser.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=help_text)
+    help_text = "context variable (default: the variable with the values of --near, else the one with most values)"
+    parser.add_argument("--variable", default="", metavar="NAME", help=help_text)
+    help_text = "number of neighbours, of raised words and of lowered words"
+    parser.add_argument("--count", type=int, default=10, help=help_text)
+    help_text = "show words whose softmax bias the values raise or lower most"
+    parser.add_argument("--words", action="store_true", help=help_text)
+    options.add_context(parser)
+    help_text = "show words whose softmax bias differs most between the first context and the second"
+    parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
+    parser.add_argument("--frequent", type=int, help="show only words among the N most frequent")
+    _add_train(parser)
+    help_text = "draw a map of the embeddings for each column of --by"
+    parser.add_argument("--map", type=Path, metavar="TABLE", help=help_text)
+    help_text = "column of TABLE that colours the map (repeatable)"
+    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
+    options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
+    options.add_computing(parser, unknown="error")
+
+
+def _add_train(parser: Parser) -> None:
+    help_text = "training table, to count words in texts of each context (default: the table the run was trained on)"
+    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
+
+
+def run_contexts(arguments: argparse.Namespace) -> None:
+    from factorcell.evaluation.diagnostics import common_columns, differing_columns, run_findings
+    from factorcell.evaluation.explaining.embeddings import Embeddings
+    from factorcell.io import files
+
+    if bool(arguments.by) != bool(arguments.map):
+        raise UserError("--by COLUMN requires --map TABLE, and --map TABLE requires --by COLUMN")
+    if arguments.map and not (arguments.page or arguments.json):
+        raise UserError("--map TABLE requires --page HTML, which gets the map, or --json")
+    run = options.open_run(arguments)
+    context = options.parse_context(arguments.context)
+    pairs: list[ContextPair] = [(context, {})] if arguments.words and context else []
+    # If there is no other request, the command shows the neighbours of the most frequent values.
+    has_other_request = bool(arguments.between or arguments.map or pairs)
+    results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": []}
+    if arguments.near or arguments.map or not has_other_request:
+        known = Embeddings.from_run(run, arguments.variable, arguments.near)
+        shown_values = arguments.near or (() if has_other_request else known.values[:DEFAULT_VALUE_COUNT])
+        results |= {"variable": known.variable, "values": len(known.values)}
+        results["neighbours"] = known.neighbours(shown_values, arguments.count)
+        results["maps"] = [_map_embeddings(known, column, arguments) for column in arguments.by]
+        if arguments.words and shown_values:
+            pairs = [({known.source: value, **context}, {}) for value in shown_values]
+        if not (arguments.variable or arguments.near):
+            _name_other_variables(run, known.variable)
+    if arguments.between:
+        first, second = (options.parse_context([text], "--between") for text in arguments.between)
+        pairs.append(({**context, **first}, {**context, **second}))
+    contexts = list(itertools.chain.from_iterable(pairs))
+    options.check_contexts(run, contexts, arguments.unknown)
+    if pairs:
+        results["words"] = _compare_pairs(run, pairs, arguments)
+    columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, pairs)))
+    findings = run_findings(run, columns, common_columns(contexts) if contexts else ())
+    report(*findings)
+    results["cautions"] = [finding.text for finding in findings]
+    if arguments.page:
+        from factorcell.reports.embeddings import embeddings_page
+
+        files.write(arguments.page, embeddings_page(run.folder.name, results))
+        terminal.notify(f"report: {arguments.page}")
+    if arguments.json:
+        terminal.show_json(_flatten(results))
+    else:
+        _show_neighbours(results)
+        for comparison in results["words"]:
+            terminal.show("", f"{comparison['context']} against {comparison['against']}")
+            _show_words(comparison["rows"])
+
+
+def _name_other_variables(run: "Run", variable: str) -> None:
+    others = [other.name for other in run.schema.categories if other.name != variable and not other.is_all_rare]
+    if others:
+        terminal.notify(f"variable: {variable}; --variable chooses another: {', '.join(others)}")
+
+
+def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namespace) -> Row:
+    """Return the points of a map, coloured by a column of --map, and the share of the variance that it shows."""
+    from factorcell.data.columns.columns import parse_column
+    from factorcell.evaluation.explaining import embeddings
+
+    points = embeddings.map_points(known, embeddings.read_column(known, arguments.map, column))
+    _, shares = embeddings.project_to_plane(known.vectors)
+    name, _, _ = parse_column(column)
+    return {"column": name, "points": points, "share": float(shares.sum())}
+
+
+def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
+    """Return for each pair the tokens that the softmax bias of the first context raises or lowers most."""
+    from factorcell.evaluation.explaining.token_evidence import (
+        NOT_CATEGORIES,
+        TokenCounts,
+        rank_shifted_tokens,
+        read_training_texts,
+    )
+
+    train = options.find_training_table(run, arguments.train, "no counts of words")
+    training_texts = None if train is None else read_training_texts(run, train)
+    settings = {"count": arguments.count, "frequent": arguments.frequent, "unknown": arguments.unknown}
+    comparisons = []
+    for pair in pairs:
+        counts = None
+        if training_texts is not None:
+            counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
+            if counts is None:
+                problem = f"words without evidence may be among the tokens, because {NOT_CATEGORIES}"
+                report(Finding("no evidence", problem))
+        first, second = pair
+        names = [name for name in first if second.get(name) != first[name]]
+        texts = [_describe({name: context[name] for name in names if name in context}) for context in pair]
+        if counts is not None:
+            texts = [f"{text} ({count:,} texts)" for text, count in zip(texts, counts.texts.tolist(), strict=True)]
+        rows = rank_shifted_tokens(run, first, second, counts, **settings)
+        comparisons.append({"context": texts[0], "against": texts[1], "rows": rows})
+    return comparisons
+
+
+def _describe(context: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in context.items()) or "the expected context"
+
+
+def _flatten(results: Row) -> list[Row]:
+    """Return the results as flat rows with a `kind`: neighbour, word or point."""
+    rows = [{"kind": "neighbour", **row} for row in results["neighbours"]]
+    for comparison in results["words"]:
+        contexts = {"context": comparison["context"], "against": comparison["against"]}
+        rows += [{"kind": "word", **contexts, **row} for row in comparison["rows"]]
+    for entry in results["maps"]:
+        rows += [{"kind": "point", "column": entry["column"], **row} for row in entry["points"]]
+    return rows
+
+
+def _show_neighbours(results: Row) -> None:
+    """Print the neighbours of a single value as a table, or the neighbours of several values in one line per value."""
+    rows = results["neighbours"]
+    counts = {row["value"]: f"{row['value']} ({row['value_count']:,} texts)" for row in rows}
+    if not counts:
+        if results["values"] == 1:
+            terminal.show(f"{results['variable']}: only one value is frequent, so it has no neighbours")
+        return
+    subject = next(iter(counts.values())) if len(counts) == 1 else f"{len(counts):,} of {results['values']:,} values"
+    terminal.show(terminal.bold(f"{results['variable']}: nearest neighbours of {subject} by cosine"))
+    if len(counts) == 1:
+        terminal.show_table(rows, ("near", "count", "cosine"))
+        return
+    width = max(map(len, counts.values()))
+    for value, text in counts.items():
+        neighbours = ", ".join(f"{row['near']} {row['cosine']:z.2f}" for row in rows if row["value"] == value)
+        terminal.show(f"{text:<{width}}  {neighbours}")
+
+
+def _show_words(rows: Sequence[Row]) -> None:
+    """Print the tokens that a context raises next to the tokens that it lowers, with their counts if known."""
+    from factorcell.reports.wording import visible_token
+
+    if not rows:
+        terminal.show("the context changes no token that has evidence in the training texts")
+        return
+    # The names of the last two columns end with a space, because a dict needs distinct keys.
+    raised, lowered = (
+        [
+            {
+                title: visible_token(row["token"]),
+                f"nats{end}": f"{row['nats']:+.2f}",
+                f"counts{end}": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
+            }
+            for row in rows
+            if sign * row["nats"] > 0
+        ]
+        for sign, title, end in ((1, "raised", ""), (-1, "lowered", " "))
+    )
+    empty: Row = {}
+    lines = [{**first, **second} for first, second in itertools.zip_longest(raised, lowered, fillvalue=empty)]
+    terminal.show_table(lines, ("raised", "nats", "counts", "lowered", "nats ", "counts "))
