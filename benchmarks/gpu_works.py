@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.config import Config, RecurrentOptions, WordOptions
+from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.tokenizers.tokenizer import END, SPECIAL_TOKENS, START, WordTokenizer
@@ -219,7 +220,8 @@ def random_texts(count: int, longest: int, vocabulary: int, shortest: int = 10) 
     schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
     words = (*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary)))
     tokenizer = WordTokenizer(WordOptions(), words)
-    return Corpus(tokens, offsets, categories, np.zeros((count, 0), np.float32), tokenizer, schema)
+    spellings = Ragged(np.zeros(0, np.uint8), np.zeros(len(offsets), np.int64))
+    return Corpus(tokens, offsets, categories, np.zeros((count, 0), np.float32), spellings, tokenizer, schema)
 
 
 RECIPES: dict[str, tuple[dict[str, Any], int, int]] = {  # options, longest text, vocabulary

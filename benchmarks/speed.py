@@ -35,6 +35,7 @@ import torch
 from torch.nn import functional as F
 
 from factorcell.config import Config, RecurrentOptions, WordOptions
+from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, target_frequencies
 from factorcell.data.tokenizers.tokenizer import END, SPECIAL_TOKENS, START, WordTokenizer
@@ -119,7 +120,8 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
     words = (*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary)))
     tokenizer = WordTokenizer(WordOptions(), words)
     offsets = np.arange(rows + 1) * (length + 1)
-    return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), tokenizer, schema)
+    spellings = Ragged(np.zeros(0, np.uint8), np.zeros(len(offsets), np.int64))
+    return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), spellings, tokenizer, schema)
 
 
 def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:

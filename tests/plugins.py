@@ -151,12 +151,8 @@ class Pieces(Tokenizer):
         super().__init__(options)
         self.pieces = list(pieces)
         self.ids = {piece: index for index, piece in enumerate(self.pieces)}
-
-    @property
-    def specials(self) -> Specials:
-        """The last three ids, the end first."""
-        first = len(self.pieces)
-        return Specials(unknown=first + 2, start=first + 1, end=first)
+        first = len(self.pieces)  # the special tokens have the last three ids, the end first
+        self.specials = Specials(unknown=first + 2, start=first + 1, end=first)
 
     @property
     def tokens(self) -> list[str]:

@@ -152,11 +152,11 @@ def test_contexts_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("more", "between", "message"),
     [
-        (["--text", "a"], ("stars=5", "stars=9"), "stars '9' was never seen in training; training has 2 values (5, 1)"),
+        (["--text", "a"], ("stars=5", "stars=9"), "stars '9' was never seen in training; the run has 2 values (5, 1)"),
         (
             ["--text", "a"],
             ("city=Oslo", "city=Nize"),
-            "city 'Nize' was never seen in training (did you mean 'Nice'?); training has 2 values (Nice",
+            "city 'Nize' was never seen in training (did you mean 'Nice'?); the run has 2 values (Nice",
         ),
         (["--text", "a"], ("starz=5", "starz=1"), "unknown context column 'starz' (did you mean 'stars'?)"),
         (["--text", "a"], ("stars=5", "stars=5"), "--between: stars=5 is given twice"),

@@ -17,7 +17,6 @@ from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from tests.commands.leaf_commands import LEAVES, parser
-from tests.findings import no_findings
 
 NUMBERED = {"sparse_l1": "0.5"}
 USER_OPTIONS = ("anonymous", "min_users", "prompt_history")  # options that need a user column
@@ -135,17 +134,15 @@ def test_unknown_names_are_errors() -> None:
         parse("--adapt", "lora")
 
 
-def test_rare_values_in_the_context_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rare_values_in_the_context_are_errors_or_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"text": "a room", "city": city} for city in ("Oslo", "Oslo", "Nice", "Nice", "Riga")]
     config = Config.of(context=["city"], min_count=1, min_context_count=2)
     corpus = prepare(rows, config)
     Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema).save_weights({})
-    for city, count in {"Riga": 1, "Oslo": 0}.items():
+    for city, unknown, code, count in (("Riga", "error", 2, 1), ("Riga", "group", 0, 1), ("Oslo", "error", 0, 0)):
         words = ["generate", str(tmp_path / "run"), "--context", f"city={city}", "--max-tokens", "2", "--number", "3"]
-        assert main([*words, "--verbose"]) == 0
-        assert capsys.readouterr().err.count("city 'Riga' is rare (fewer than ") == count
-    with no_findings():
-        options.report_rare_values(corpus.schema, {"city": "Rome"}, {"stars": "5"})
+        assert main([*words, "--verbose", "--unknown", unknown]) == code
+        assert capsys.readouterr().err.count("rare value") == count
 
 
 WRITING = [

@@ -24,6 +24,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Specials
+from factorcell.options.option_fields import BpeOptions
 from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
 
@@ -45,7 +46,7 @@ def tiny_tokenizer(has_whole_words: bool = False) -> BpeTokenizer:
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens(["<s>", "<unk>", "</s>"])
     ids = [library.get_vocab()[name] for name in ("<unk>", "<s>", "</s>")]
-    return BpeTokenizer.from_library(library, Specials(*ids))
+    return BpeTokenizer(BpeOptions(), library, Specials(*ids))
 
 
 def make_pieces(folder: Path, seed: int = 0, has_whole_words: bool = False, **options: Any) -> Run:

@@ -92,7 +92,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
         ),
         (
             ["--context", "city=Olso"],
-            "--context city: expected a user of the training table, got another name; for a new user",
+            "--context city: expected a frequent user of training, got another name; for a new user",
         ),
     ):
         assert main([*command, *wrong]) == 2

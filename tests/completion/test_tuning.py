@@ -194,7 +194,7 @@ def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pyte
     captured = capsys.readouterr()
     assert "perplexities of all 11 texts of 3 users" in captured.out
     assert "mean reciprocal rank on 11 of these texts, by 3 users (blend: " in captured.out
-    assert "values that training did not see in text, read as the unknown value" in captured.err
+    assert "unseen or rare values in text, read as the unknown value" in captured.err
 
 
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io.files import create_manifest
+from factorcell.options.option_fields import BpeOptions
 
 TEXTS = [
     "the sea is cold, the sun isn't",
@@ -55,7 +56,7 @@ def pretrained_byte_level() -> BpeTokenizer:
     library.add_tokens(["<tool>"])
     library.add_special_tokens(["<|end|>"])
     ids = [library.get_vocab()[name] for name in ("<|unknown|>", "<|start|>", "<|end|>")]
-    return BpeTokenizer.from_library(library, Specials(*ids))
+    return BpeTokenizer(BpeOptions(), library, Specials(*ids))
 
 
 def pretrained_byte_fallback() -> BpeTokenizer:
@@ -67,7 +68,7 @@ def pretrained_byte_fallback() -> BpeTokenizer:
     library = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     library.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return BpeTokenizer.from_library(library, Specials())
+    return BpeTokenizer(BpeOptions(), library, Specials())
 
 
 def pretrained_with_whole_words() -> BpeTokenizer:
@@ -77,7 +78,7 @@ def pretrained_with_whole_words() -> BpeTokenizer:
     content["model"]["merges"] = content["model"]["merges"][::2]
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     ids = [library.get_vocab()[name] for name in ("<|unknown|>", "<|start|>", "<|end|>")]
-    return BpeTokenizer.from_library(library, Specials(*ids))
+    return BpeTokenizer(BpeOptions(), library, Specials(*ids))
 
 
 TOKENIZERS = {
@@ -237,10 +238,10 @@ def test_damaged_files_are_refused(name: str, content: bytes, tmp_path: Path) ->
 def test_a_tokenizer_whose_tokens_are_not_bytes_or_whose_special_ids_are_wrong_is_refused() -> None:
     words = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
     with pytest.raises(UserError, match="expected a byte-level tokenizer, or one with byte fallback, got WordLevel"):
-        BpeTokenizer.from_library(words, Specials())
+        BpeTokenizer(BpeOptions(), words, Specials())
     for ids in ((0, 1, 1), (0, 1, 9999), (-1, 0, 1)):
         with pytest.raises(UserError, match="expected three different special ids"):
-            BpeTokenizer.from_library(trained()._library, Specials(*ids))
+            BpeTokenizer(BpeOptions(), trained()._library, Specials(*ids))
 
 
 def test_the_vocabulary_has_every_byte_and_at_most_its_maximum_size() -> None:

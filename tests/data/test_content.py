@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from factorcell.data.tables import chunks, tables
-from factorcell.data.tables.chunks import Chunk
-from factorcell.data.tables.content import Content
+from factorcell.data.tables.chunks import Chunk, Content
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 

@@ -1,7 +1,6 @@
 """Corpora, compared with plain lists: token ids, contexts, batches, and the cache."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from factorcell.data.tokenizers.bpe import PretrainedTokenizer
 from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.io import files
-from tests.findings import collected_findings, expected_finding
+from factorcell.io.progress import progress_bar
+from tests.findings import collected_findings, expected_finding, logged_progress
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import split
 
@@ -217,16 +217,31 @@ def test_a_damaged_cache_entry_is_replaced(table: Path, tmp_path: Path) -> None:
 def test_another_process_may_create_the_cache_entry_first(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, save, firsts = tmp_path / "cache", caching.save, list[Corpus]()
+    cache, write_entry, firsts = tmp_path / "cache", caching.write_entry, list[Corpus]()
 
-    def save_after_another_process(corpus: Corpus, partial: Path) -> None:
-        monkeypatch.setattr(caching, "save", save)
+    def write_after_another_process(corpus: Corpus, folder: Path) -> None:
+        monkeypatch.setattr(caching, "write_entry", write_entry)
         firsts.append(prepare(table, CONFIG, cache=cache))
-        save(corpus, partial)
+        write_entry(corpus, folder)
 
-    monkeypatch.setattr(caching, "save", save_after_another_process)
+    monkeypatch.setattr(caching, "write_entry", write_after_another_process)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
+
+
+def test_the_progress_of_a_text_file_is_that_of_its_bytes(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars = list[Any]()
+
+    def record_bar(**options: Any) -> Any:
+        bars.append(progress_bar(**options))
+        return bars[-1]
+
+    monkeypatch.setattr(caching, "progress_bar", record_bar)
+    with logged_progress():
+        prepare(table, CONFIG, cache=tmp_path / "cache")
+    assert [bar.n for bar in bars] == [bar.total for bar in bars] == [table.stat().st_size]
 
 
 def test_tables_that_are_read_with_a_schema_are_not_cached(table: Path, tmp_path: Path) -> None:
@@ -237,12 +252,16 @@ def test_tables_that_are_read_with_a_schema_are_not_cached(table: Path, tmp_path
 
 
 def test_hashes_equal_those_of_exact_integers() -> None:
-    """Runs store hashes of their training texts, so these must not change."""
     multiplier, modulus, random = 0x9E3779B97F4A7C15, 2**64, np.random.default_rng(0)
     hashes, ids = random.integers(0, modulus, 50, np.uint64), random.integers(0, 50_000, 50).astype(np.uint64)
     products = [(a ^ b) * multiplier % modulus for a, b in zip(hashes.tolist(), ids.tolist(), strict=True)]
     assert extend_hashes(hashes, ids).tolist() == [product ^ (product >> 29) for product in products]
-    corpus = prepare(ROWS, Config.of(tokenizer="char", min_count=1))
-    sums = [sum((token + 1) * multiplier**place for place, token in enumerate(line, 1)) for line in lines_of(corpus)]
-    without_spellings = replace(corpus, spellings=None)
-    assert text_hashes(without_spellings).tolist() == [value % modulus for value in sums]
+
+
+def test_hashes_are_equal_for_equal_texts() -> None:
+    config = Config.of(tokenizer="word", min_count=2)  # the words x and y are out of vocabulary
+    corpus = prepare([{"text": text} for text in ("a b", "a x", "b a", "a b", "a y", "a x")], config)
+    hashes = text_hashes(corpus).tolist()
+    assert (hashes[3], hashes[5]) == (hashes[0], hashes[1])
+    assert len(set(hashes)) == 4
+    assert text_hashes(corpus.select(np.array([4, 2]))).tolist() == [hashes[4], hashes[2]]

@@ -75,15 +75,16 @@ def test_a_notice_counts_the_texts_with_values_that_training_did_not_see() -> No
     options: dict[str, Any] = {"config": config, "tokenizer": corpus.tokenizer, "schema": corpus.schema}
     grouped, notices = read(rows, **options)
     assert grouped.categories.tolist() == [[1, 1], [0, 1], [0, 1], [0, 0], [-1, 0]]
-    problem = "in-memory table: values that training did not see in 3 of 5 texts (city 2, land 2)"
+    problem = "in-memory table: unseen or rare values in 4 of 5 texts (city 3, land 2)"
     assert notices == [
         f"{problem}, read as the unknown value (--unknown group)",
         "in-memory table: an empty context column in 1 of 5 texts (city 1), read as the expected value of the column",
     ]
     assert read(rows, **options, unknown="expected")[1] == [
-        f"{problem}, read as the expected value of the column (--unknown expected)"
+        "in-memory table: missing, unseen or rare values in 4 of 5 texts (city 4, land 2), "
+        "read as the expected value of the column"
     ]
-    assert read(rows[:2], **options)[1] == []
+    assert read(rows[:1], **options)[1] == []
 
 
 def test_names_of_users_are_not_counted_in_an_anonymous_run() -> None:

@@ -19,7 +19,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import ContextColumns, parse_column
 from factorcell.data.columns.readers import CategoryReader, NumberReader
-from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter
+from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.columns.values import category_name, is_missing
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, nearest_hint, similar_names
@@ -283,7 +283,6 @@ def test_requests_do_not_read_all_values_of_a_column_again() -> None:
         (reader,) = columns.readers
         reader.add([name], [1])
         assert reader.encode(known.variables[0]).tolist() == [index]
-        assert [is_unseen.tolist() for is_unseen in columns.unseen_rows().values()] == [[False]]
     assert CountedValues.iteration_count == 1
 
 
@@ -292,45 +291,27 @@ ROWS = [{"text": "a", "city": city} for city in ["Oslo"] * 3 + ["Nice", "Bergen"
 CONFIG = Config.of(context=("city",), min_context_count=2, min_count=1)
 
 
-def test_rare_values_of_training_are_not_an_error_later() -> None:
+@pytest.mark.parametrize(("value", "reason"), [("Olso", "(did you mean 'Oslo'?)"), ("Nice", "")])
+def test_rare_and_unseen_values_are_an_error_later_if_requested(value: str, reason: str) -> None:
     first = prepare(ROWS, CONFIG)
     again = prepare(ROWS, CONFIG, tokenizer=first.tokenizer, schema=first.schema)
     assert again.categories.tolist() == first.categories.tolist() == [[1]] * 3 + [[0]] * 2
-    with pytest.raises(UserError) as error:
-        prepare(OLSO, CONFIG, tokenizer=first.tokenizer, schema=first.schema, unknown="error")
-    assert str(error.value) == (
-        "in-memory table row 1: city 'Olso' was never seen in training (did you mean 'Oslo'?); "
-        "training has 1 values (Oslo); "
-        'unknown="group" or unknown="expected" to continue anyway'
-    )
+    rows = [{"text": "a", "city": value}]
+    with pytest.raises(UserError, match=f"row 1: city '{value}' was never seen in training or is a rare") as error:
+        prepare(rows, CONFIG, tokenizer=first.tokenizer, schema=first.schema, unknown="error")
+    assert reason in str(error.value)
+    assert str(error.value).endswith('(Oslo); unknown="group" or unknown="expected" to continue anyway')
     assert error.value.as_command().endswith("; --unknown group or --unknown expected to continue anyway")
-    (city,) = first.schema.variables
-    schema_without_filter = ContextSchema((replace(city, rare_filter=""),))
-    with pytest.raises(UserError, match="city 'Nice'"):
-        prepare(ROWS, CONFIG, tokenizer=first.tokenizer, schema=schema_without_filter, unknown="error")
 
 
 def test_messages_do_not_contain_the_names_of_users() -> None:
     config = CONFIG.with_options(context=(), user="city", min_user_count=2)
     first = prepare(ROWS, config)
-    message = r"city of this row was never seen in training; training has 1 values; unknown="
+    message = r"city of this row was never seen in training or is a rare value; the run has 1 values; unknown="
     with pytest.raises(UserError, match=message) as error:
         prepare(OLSO, config, tokenizer=first.tokenizer, schema=first.schema, unknown="error")
     assert "Ols" not in str(error.value)
     assert "Osl" not in str(error.value)
-    assert first.schema.variables[0].rare_filter
-    assert not prepare(ROWS, config.with_options(anonymous=True)).schema.variables[0].rare_filter
-
-
-@pytest.mark.parametrize("count", [1, 6, 10, 85, 100, 3000])
-def test_a_bloom_filter_contains_its_names_and_few_others(count: int) -> None:
-    names = [f"name {number}" for number in range(count)]
-    rare_filter = bloom_filter(names)
-    variable = Variable("x", "category", rare_filter=rare_filter)
-    assert len(rare_filter) / 2 <= max(128, 1.5 * count + 1)
-    assert all(variable.may_be_rare(name) for name in names)
-    assert sum(variable.may_be_rare(f"other {number}") for number in range(10_000)) < 100
-    assert not Variable("x", "category", rare_filter=bloom_filter([])).may_be_rare("name 0")
 
 
 def test_missing_columns_and_values_are_read_according_to_the_policy() -> None:

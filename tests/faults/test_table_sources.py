@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from factorcell import Run
-from factorcell.data.tables import content as contents
+from factorcell.data.tables import chunks as contents
 from factorcell.data.tables.parquet_files import HIVE_NULL
 from tests.faults.tables import (
     COMPRESSIONS,

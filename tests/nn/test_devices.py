@@ -22,6 +22,7 @@ from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.generation.generate import GenerationOptions
 from factorcell.generation.writing import Constraints, WritingTask, search_beams, write_texts
 from factorcell.nn import devices
+from factorcell.nn.language_model import LanguageModel
 from factorcell.runs.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import plan
@@ -34,9 +35,16 @@ from tests.small_runs import ROWS, as_any, make_run
 MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "lat": None, "lon": None}
 
 
+def move_model(model: LanguageModel, device: torch.device) -> LanguageModel:
+    """Move a model, and let its head share the embedding again."""
+    torch.nn.Module.to(model, device)
+    if device == DEVICE:
+        model.head.embedding = model.embedding
+    return model
+
+
 def move(run: Run) -> Run:
-    run.model.to(DEVICE)
-    run.model.head.embedding = run.model.embedding
+    move_model(run.model, DEVICE)
     assert {tensor.device for tensor in (*run.model.parameters(), *run.model.buffers())} == {DEVICE}
     return run
 
@@ -139,7 +147,7 @@ def train_on_both(
         run = make(folder / str(device))
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with FakeDevice() if device == DEVICE else nullcontext():
-            monkeypatch.setattr(Run, "to", lambda run, device: move(run) if device == DEVICE else run)
+            monkeypatch.setattr(LanguageModel, "to", move_model)
             monkeypatch.setattr("factorcell.training.trainer.find_device", lambda *_, device=device: device)
             trainer = Trainer(run, corpus, corpus)
             for batch in itertools.islice(trainer.batches(), 3):

@@ -52,7 +52,6 @@ def run_complete(arguments: argparse.Namespace) -> None:
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(arguments.context)
     report_run(run, context)
-    options.report_rare_values(run.schema, context)
     findings.show()
     if arguments.unknown == "error":
         _check_user_in_context(run, context)
@@ -206,7 +205,8 @@ def run_replay(arguments: argparse.Namespace) -> None:
     rows = list(replay(systems, user_streams, data.text, learner))
     seen_users = None
     if data.user == user_column:
-        seen_users = {stream.user: _is_training_user(run, stream.user) for stream in user_streams}
+        frequent_users = run.schema.variable(user_column).index_by_value
+        seen_users = {stream.user: stream.user in frequent_users for stream in user_streams}
     summary = summarise(rows, seen_users)
     files.create_new_folder(arguments.out)
     files.write_rows(arguments.out / "rows.jsonl", rows)
@@ -285,16 +285,11 @@ def choose_column(path: Path, option: str, specified_column: str | None, run_col
 
 
 def _check_user_in_context(run: "Run", context: Mapping[str, str]) -> None:
-    """Raise a `UserError` if `context` names a user whom training never saw."""
+    """Raise a `UserError` if `context` names a user who is not a frequent user of training."""
     column = run.config.data.user
-    if column and column in context and not _is_training_user(run, context[column]):
+    if column and column in context and context[column] not in run.schema.variable(column).values:
         remedy = "for a new user, omit this option; --history sets the earlier texts of a new user"
-        raise UserError(f"--context {column}: expected a user of the training table, got another name; {remedy}")
-
-
-def _is_training_user(run: "Run", user: str) -> bool:
-    variable = run.schema.variable(run.config.data.user)
-    return user in variable.values or variable.may_be_rare(user)
+        raise UserError(f"--context {column}: expected a frequent user of training, got another name; {remedy}")
 
 
 def _new_user(run: "Run", context: Mapping[str, str], history: Sequence[str]) -> "User | None":

@@ -74,7 +74,6 @@ def run_generate(arguments: argparse.Namespace) -> None:
     if arguments.rows and arguments.each:
         raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
     contexts = expand_contexts(run, specified, arguments.each)
-    options.report_rare_values(run.schema, *contexts)
     if arguments.rows:
         contexts_of_rows = read_contexts(run, arguments.rows, specified)
         contexts = [{**context, **shared} for context in contexts_of_rows for shared in contexts]

@@ -140,7 +140,6 @@ def run_export(arguments: argparse.Namespace) -> None:
 
     run = Run.open(arguments.run, mixture=False)
     context = options.parse_context(arguments.context)
-    options.report_rare_values(run.schema, context)
     report_run(run, context)
     export(
         run,

@@ -1,24 +1,20 @@
 """Convert a table to a corpus: read it in chunks, tokenize its texts, and cache the arrays of training tables.
 
-The memory holds the texts of one chunk (`chunks.CHUNK_ROWS` rows) at a time. `TokenizedTexts` numbers their tokens in
-order of appearance and writes these provisional ids to a file. After the last text, it counts the tokens to build a
-vocabulary, and replaces each provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer
-of pieces cuts the token. An entry of the cache is a folder with the arrays of one table, which are memory-mapped when
-they are read, and a checksum of every file.
+`TokenizedTexts` numbers the tokens in order of appearance. After the last text, it counts them to build a vocabulary,
+and replaces each provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer of pieces
+cuts the token. An entry of the cache is a folder with the arrays of one table, which are memory-mapped when they are
+read. It is complete, because it is written under another name and then renamed.
 """
 
-import errno
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import sys
-import tempfile
-import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,34 +40,24 @@ from factorcell.io.progress import progress_bar
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
 CACHE_VERSION = 7  # part of the name of an entry, so that entries of other versions are not read
-CHECKSUMS_FILE = "complete"  # holds the checksums of all other files of an entry, and is written after them
-MAX_BYTES_IN_MEMORY = 1 << 26  # of the provisional ids of tokens; more are written to a temporary file
-MAX_PARTIAL_AGE = 24 * 60 * 60  # in seconds; older partial entries are removed
-
-
-class _ProvisionalIds(dict[str, int]):
-    """Ids of tokens in order of appearance, after the ids of the special tokens."""
-
-    def __missing__(self, token: str) -> int:
-        self[token] = token_id = len(self) + END + 1
-        return token_id
 
 
 class TokenizedTexts:
-    """Collects the tokenized texts of a table, and writes their provisional ids into the open file `id_file`.
+    """Collects the tokenized texts of a table.
 
     A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token. With `max_tokens`
     None, texts are not cut.
     """
 
-    def __init__(self, id_file: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
-        self.id_file, self.tokenizer, self.max_tokens = id_file, tokenizer, max_tokens
-        self.id_by_token = _ProvisionalIds()
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+        # Ids in order of appearance, after those of the special tokens
+        self.id_by_token: defaultdict[str, int] = defaultdict(lambda: len(self.id_by_token) + END + 1)
         # Counts of the tokens after the cuts, by provisional id: these tokens are not stored, but they count for the
         # vocabulary.
         self.cut_counts = Counter[int]()
-        # For each chunk, the number of stored tokens of each text, including its start and end tokens
-        self.chunk_sizes = list[NDArray[np.int64]]()
+        # For each chunk, the provisional ids of its texts, and the number of ids of each text
+        self.chunks = deque[tuple[NDArray[np.uint32], NDArray[np.int64]]]()
         self.originals = list[NDArray[np.uint64]]()
 
     def add(self, texts: Sequence[str]) -> None:
@@ -88,8 +74,7 @@ class TokenizedTexts:
                 ids.extend(map(id_of, tokens[: self.max_tokens]))
                 self.cut_counts.update(map(id_of, tokens[self.max_tokens :]))
             sizes.append(len(ids) - begin)
-        self.id_file.write(np.array(ids, dtype=np.uint32).tobytes())
-        self.chunk_sizes.append(np.array(sizes, dtype=np.int64))
+        self.chunks.append((np.array(ids, dtype=np.uint32), np.array(sizes, dtype=np.int64)))
         if self.tokenizer.is_lossless:
             self.originals.append(original_texts([self.tokenizer.normalize(text) for text in texts]))
 
@@ -109,7 +94,8 @@ class TokenizedTexts:
         byte_counts, spelled_bytes = np.array([*map(len, spellings)]) * is_unknown, list[bytes]()
         dtype: Any = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
         tokens, sizes, spelled_sizes = list[NDArray[Any]](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
-        for ids, chunk_sizes in self._chunks():
+        while self.chunks:  # each chunk is removed to free its memory
+            ids, chunk_sizes = self.chunks.popleft()
             chunk_tokens, final_sizes = self._replace(ids, chunk_sizes, final_ids)
             tokens.append(chunk_tokens.astype(dtype))
             sizes.append(final_sizes)
@@ -139,17 +125,10 @@ class TokenizedTexts:
         positions = np.arange(len(pieces.values)) - np.repeat(np.cumsum(whole_sizes) - whole_sizes, whole_sizes)
         return pieces.values[positions < max_size], np.minimum(whole_sizes, max_size)
 
-    def _chunks(self) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
-        """Yield the provisional ids of the texts of each chunk, and the number of ids of each text."""
-        self.id_file.seek(0)
-        for sizes in self.chunk_sizes:
-            content = self.id_file.read(int(sizes.sum()) * np.dtype(np.uint32).itemsize)
-            yield np.frombuffer(content, dtype=np.uint32), sizes
-
     def _count_tokens(self) -> dict[str, int]:
         """Return how often each token occurs in all texts, including the parts after cuts."""
         counts = np.zeros(len(self.id_by_token) + END + 1, dtype=np.int64)
-        for ids, _ in self._chunks():
+        for ids, _ in self.chunks:
             counts += np.bincount(ids, minlength=len(counts))
         for token_id, count in self.cut_counts.items():
             counts[token_id] += count
@@ -196,15 +175,12 @@ def prepare(
         raise EmptyTableError(f"{table.name}: no rows")
     if schema is None and data_config.text not in table.columns:
         raise table.missing_column_error(data_config.text, (("text", "COLUMN"),), "to name the column of the texts")
-    is_unseen: dict[str, NDArray[np.bool_]] = {}  # for each category, whether training never saw the value of each text
 
     def read_corpus() -> Corpus:
         columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
-        with tempfile.SpooledTemporaryFile(MAX_BYTES_IN_MEMORY) as id_file:
-            texts = TokenizedTexts(id_file, text_tokenizer, data_config.max_tokens if truncate else None)
-            _read_chunks(table, data_config.text, texts, columns)
-            text_fields = texts.corpus_fields(train=tokenizer is None)
-        is_unseen.update(columns.unseen_rows())
+        texts = TokenizedTexts(text_tokenizer, data_config.max_tokens if truncate else None)
+        _read_chunks(table, data_config.text, texts, columns)
+        text_fields = texts.corpus_fields(train=tokenizer is None)
         return Corpus(**text_fields, **columns.corpus_fields(text_fields))
 
     if table.digest is None or schema is not None or not truncate:
@@ -213,7 +189,7 @@ def prepare(
         is_trained = tokenizer is not None or isinstance(text_tokenizer, PretrainedTokenizer)
         entry_name = _entry_name(table, config, text_tokenizer if is_trained else None)
         corpus = _cached_corpus(cache, entry_name, config, read_corpus)
-    report(*table_findings(corpus, table.name, is_unseen, unknown, optional, data_config.max_tokens))
+    report(*table_findings(corpus, table.name, data_config, None if schema is None else unknown, optional))
     if schema is not None:
         report(*number_findings(schema, corpus.numbers, table.name))
     return corpus
@@ -221,8 +197,9 @@ def prepare(
 
 def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns) -> None:
     """Read all chunks of a table into `texts` and `columns`."""
+    total, unit = (table.row_count, "rows") if table.file is None else (table.file.size, "bytes")
     is_table = table.name != CONTEXTS
-    with progress_bar(total=table.row_count, desc="reading", unit="rows", unit_scale=True, show=is_table) as bar:
+    with progress_bar(total=total, desc="reading", unit=unit, unit_scale=True, show=is_table) as bar:
         for chunk in table.chunks([text_column, *columns.names]):
             chunk_texts = chunk[text_column]
             for row, text in enumerate(chunk_texts, columns.row_count + 1):
@@ -230,7 +207,7 @@ def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns:
                     raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
             columns.add(chunk, len(chunk_texts))
             texts.add(chunk_texts)
-            bar.update(len(chunk_texts))
+            bar.update(len(chunk_texts) if table.file is None else table.file.bytes_read - bar.n)
 
 
 def _cached_corpus(cache: str | Path | None, entry_name: str, config: Config, read: Callable[[], Corpus]) -> Corpus:
@@ -238,66 +215,43 @@ def _cached_corpus(cache: str | Path | None, entry_name: str, config: Config, re
     corpus = None
     try:
         folder = Path(cache or cache_folder()) / entry_name
-        if (cached := load(folder, config)) is not None:
+        if (cached := load_entry(folder, config)) is not None:
             return cached
         corpus = read()
-        _write_entry(corpus, folder, config)
-        return load(folder, config) or corpus
+        write_entry(corpus, folder)
+        return load_entry(folder, config) or corpus
     except OSError as error:
         reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
         report(Finding("no cache", f"the cache cannot be written ({reason}); the table is kept in memory"))
         return read() if corpus is None else corpus
 
 
-def _write_entry(corpus: Corpus, folder: Path, config: Config) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for partial_folder in folder.parent.glob("*.partial"):  # some may be of processes that were killed
-        with suppress(FileNotFoundError):
-            if time.time() - partial_folder.stat().st_mtime > MAX_PARTIAL_AGE:
-                shutil.rmtree(partial_folder, ignore_errors=True)
+def write_entry(corpus: Corpus, folder: Path) -> None:
+    """Write a cache entry; a damaged entry of the same name is replaced."""
     new_folder = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
+    folder.parent.mkdir(parents=True, exist_ok=True)
     new_folder.mkdir()
     try:
-        save(corpus, new_folder)
-        if load(folder, config) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # an existing entry is damaged
-            with suppress(OSError):  # renaming fails if another process has created the same entry meanwhile
-                new_folder.rename(folder)
+        for name, values in corpus.arrays().items():
+            np.save(new_folder / f"{name}.npy", values, allow_pickle=False)
+        for name, content in corpus.tokenizer.contents().items():
+            (new_folder / name).write_bytes(content)
+        (new_folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # renaming fails if another process has created the same entry meanwhile
+            new_folder.rename(folder)
     finally:
         shutil.rmtree(new_folder, ignore_errors=True)
 
 
-def save(corpus: Corpus, folder: Path) -> None:
-    """Write the files of a cache entry into `folder`."""
-    for name, values in corpus.arrays().items():
-        np.save(folder / f"{name}.npy", values, allow_pickle=False)
-    for name, content in corpus.tokenizer.contents().items():
-        (folder / name).write_bytes(content)
-    (folder / "schema.json").write_text(json.dumps(corpus.schema.to_dict()), encoding="utf-8")
-    checksums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
-    (folder / CHECKSUMS_FILE).write_text(json.dumps(checksums), encoding="utf-8")
-
-
-def checksum(path: Path) -> str:
-    """Return the BLAKE2b digest of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def load(folder: Path, config: Config) -> Corpus | None:
-    """Return the corpus of an entry, or None if the entry does not exist or is damaged."""
+def load_entry(folder: Path, config: Config) -> Corpus | None:
+    """Return the corpus of an entry, whose arrays are memory-mapped; None if it does not exist or is damaged."""
     try:
-        checksums = json.loads((folder / CHECKSUMS_FILE).read_text(encoding="utf-8"))
-        if any(checksum(folder / name) != expected_checksum for name, expected_checksum in checksums.items()):
-            return None
-        arrays = dict[str, NDArray[Any]]()
-        for name in checksums:
-            if name.endswith(".npy"):
-                mmap_mode: Any = None if "offsets" in name else "r"  # offsets are small; other arrays are memory-mapped
-                arrays[name.removesuffix(".npy")] = np.load(folder / name, mmap_mode=mmap_mode, allow_pickle=False)
-        schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
+        paths = folder.glob("*.npy")
+        arrays = {path.stem: np.load(path, None if "offsets" in path.name else "r") for path in paths}
+        schema = ContextSchema.load(folder / "schema.json")
         return Corpus.from_arrays(arrays, load_tokenizer(config, folder), schema)
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # errors of damaged files
+    except (OSError, EOFError, ValueError, LookupError, TypeError):  # errors of damaged files
         return None
 
 
@@ -324,4 +278,4 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "factorcell"
     except RuntimeError:
-        raise FileNotFoundError(errno.ENOENT, "there is no home folder; set FACTORCELL_CACHE") from None
+        raise OSError("there is no home folder; set FACTORCELL_CACHE") from None

@@ -7,9 +7,9 @@ of the vocabulary.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this m
 BLOCK_TOKENS = 1 << 24  # number of tokens that are counted at once
 # 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-ARRAYS = ("tokens", "offsets", "categories", "numbers", "users", "originals", "spellings")  # fields of a `Corpus`
+ARRAYS = ("tokens", "offsets", "categories", "numbers", "users")  # fields of a `Corpus`
 SPELLING_END = b"\xff"  # follows each token in `Corpus.spellings`; UTF-8 never contains this byte
 
 
@@ -65,18 +65,14 @@ class Corpus:
         offsets: The index of the first token of each text, followed by the number of all tokens (rows + 1,).
         categories: The ids of category values (rows, C); -1 for a missing value.
         numbers: The values of the numeric variables (rows, N); NaN for a missing value.
+        spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token.
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
-        vectors: For each vector variable, its values (rows, D); NaN for a missing vector.
-        words: For each variable of kind text, the words of each row: the ids of those words that the schema
-            contains, in their order.
-        prompts: For each prompt, the token ids of each row, each text after a start token; empty for a missing prompt.
+        vectors, words, prompts: The other context values of all rows, as in `Context`.
         users: The id of the user of each text (rows,); empty if the table has no user column. Users, rare ones too, are
             numbered from 1 on in order of appearance; 0 is a missing user.
         originals: The size of each normalized text in bytes of UTF-8, and a 64-bit digest of it (rows, 2); None if the
-            tokens do not determine the texts (`Tokenizer.is_lossless`), or if the texts are not from a table.
-        spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token. None
-            if the texts are not from a table.
+            tokens do not determine the texts (`Tokenizer.is_lossless`).
         selected: The index of the table row of each text (rows,) of a selection; empty in a corpus of a whole table.
     """
 
@@ -84,6 +80,7 @@ class Corpus:
     offsets: NDArray[np.int64]
     categories: NDArray[np.int32]
     numbers: NDArray[np.float32]
+    spellings: Ragged
     tokenizer: Tokenizer
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
@@ -91,7 +88,6 @@ class Corpus:
     prompts: tuple[Ragged, ...] = ()
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: NDArray[np.uint64] | None = None
-    spellings: Ragged | None = None
     selected: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
@@ -127,9 +123,7 @@ class Corpus:
         return is_cut
 
     def unknown_tokens(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return the out-of-vocabulary tokens of all texts, if they have `spellings`, and the text of each token."""
-        if self.spellings is None:
-            return [], np.zeros(0, np.int64)
+        """Return the out-of-vocabulary tokens of all texts, and the index of the text of each token."""
         ends = np.flatnonzero(self.spellings.values == ord(SPELLING_END))
         encoded_tokens = self.spellings.values.tobytes().split(SPELLING_END)[:-1]
         tokens = [encoded.decode("utf-8", "surrogatepass") for encoded in encoded_tokens]
@@ -137,7 +131,7 @@ class Corpus:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return all arrays by their names in files; `from_arrays` is the inverse function."""
-        parts: dict[str, Any] = {name: getattr(self, name) for name in ARRAYS}
+        parts: dict[str, Any] = {name: getattr(self, name) for name in (*ARRAYS, "originals", "spellings")}
         for kind, parts_of_kind in (("vectors", self.vectors), ("words", self.words), ("prompts", self.prompts)):
             parts |= {f"{kind}.{index}": part for index, part in enumerate(parts_of_kind)}
         arrays = dict[str, NDArray[Any]]()
@@ -152,17 +146,18 @@ class Corpus:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], tokenizer: Tokenizer, schema: ContextSchema) -> "Corpus":
         """Return the corpus of a table from the arrays that `arrays` returned."""
 
-        def part(name: str) -> Any:
-            offsets = arrays.get(f"{name}.offsets")
-            return arrays.get(name) if offsets is None else Ragged(arrays[name], offsets)
+        def lists(name: str) -> Ragged:
+            return Ragged(arrays[name], arrays[f"{name}.offsets"])
 
         return cls(
             tokenizer=tokenizer,
             schema=schema,
-            vectors=tuple(part(f"vectors.{index}") for index in range(len(schema.vectors))),
-            words=tuple(part(f"words.{index}") for index in range(len(schema.texts))),
-            prompts=tuple(part(f"prompts.{index}") for index in range(len(schema.prompts))),
-            **{name: part(name) for name in ARRAYS},
+            vectors=tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
+            words=tuple(lists(f"words.{index}") for index in range(len(schema.texts))),
+            prompts=tuple(lists(f"prompts.{index}") for index in range(len(schema.prompts))),
+            originals=arrays.get("originals"),
+            spellings=lists("spellings"),
+            **{name: arrays[name] for name in ARRAYS},
         )
 
     def context(self, rows: NDArray[np.int64]) -> Context:
@@ -227,7 +222,7 @@ class Corpus:
             prompts=tuple(prompt.select(rows) for prompt in self.prompts),
             users=self.users[rows] if len(self.users) else self.users,
             originals=None if self.originals is None else self.originals[rows],
-            spellings=None if self.spellings is None else self.spellings.select(rows),
+            spellings=self.spellings.select(rows),
             selected=self.source_rows[rows],
         )
 
@@ -325,9 +320,7 @@ def _split_batches(
 def original_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
     """Return the size in bytes of UTF-8 and a 64-bit digest of each text (rows, 2)."""
     encoded_texts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    digests = b"".join(hashlib.blake2b(encoded, digest_size=8).digest() for encoded in encoded_texts)
-    sizes = np.array([*map(len, encoded_texts)], np.uint64)
-    return np.stack([sizes, np.frombuffer(digests, "<u8")], axis=1)  # little-endian on every machine
+    return np.stack([np.array([*map(len, encoded_texts)], np.uint64), _digests(encoded_texts)], axis=1)
 
 
 def originals_key(originals: NDArray[np.uint64]) -> str:
@@ -385,23 +378,13 @@ def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift:
 
 
 def text_hashes(corpus: Corpus) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
-    hashes = _hash_rows(corpus.tokens, corpus.offsets)
-    if corpus.spellings is not None:
-        hashes = hashes * HASH_MULTIPLIER + _hash_rows(corpus.spellings.values, corpus.spellings.offsets)
-    return hashes
+    """Return a 64-bit digest of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
+    lists = (Ragged(np.asarray(corpus.tokens), corpus.offsets), corpus.spellings)
+    columns = ([values[begin:end].tobytes() for begin, end in pairwise(offsets.tolist())] for values, offsets in lists)
+    return _digests(map(b"".join, zip(*columns, strict=True)))
 
 
-def _hash_rows(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the sum of (value + 1) * multiplier^position of each row (B,), modulo 2^64; 0 for an empty row."""
-    sizes = np.diff(offsets)
-    powers = np.cumprod(np.full(int(sizes.max(initial=1)), HASH_MULTIPLIER))
-    hashes = np.zeros(len(sizes), dtype=np.uint64)
-    block_count = 1 + len(values) // BLOCK_TOKENS
-    for rows in np.array_split(np.flatnonzero(sizes), block_count):
-        if len(rows):
-            starts = offsets[rows] - offsets[rows[0]]
-            block = np.asarray(values[offsets[rows[0]] : offsets[rows[-1] + 1]])
-            positions = np.arange(len(block)) - np.repeat(starts, sizes[rows])
-            hashes[rows] = np.add.reduceat((block.astype(np.uint64) + np.uint64(1)) * powers[positions], starts)
-    return hashes
+def _digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return a 64-bit digest of each item."""
+    digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return np.frombuffer(digests, "<u8")  # little-endian on every machine

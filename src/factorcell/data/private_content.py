@@ -20,23 +20,20 @@ A CVV may have 3 digits, and after the French "mot de passe" a value needs no li
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import regex
 
 from factorcell.data.text_folds import HANGUL, UNSPACED, screening
 from factorcell.options import limits
 
+Match: TypeAlias = "regex.Match[str]"
+
 MIN_CARD_DIGITS, MAX_CARD_DIGITS = 13, 19  # minimum and maximum length of a card number
 MIN_PHONE_DIGITS, MAX_PHONE_DIGITS = 8, 15  # maximum of ITU-T E.164
 MIN_IBAN_LENGTH, MAX_IBAN_LENGTH = 15, 34  # ISO 13616
-IBAN_GROUP_LENGTH = 4  # characters of a group of a printed IBAN
 MIN_IBAN_DIGITS = 8  # every country has more; words after two letters and two digits have fewer
-MIN_PASSWORD_LENGTH = 8  # of a word that is recognized by its characters alone
 MIN_KEY_LENGTH = 16  # characters of a random word
-# Changes between letters and digits in a random word: their minimum, and their minimum per character.
-MIN_CHANGES, MIN_CHANGE_SHARE = 4, 0.18
-MAX_RUN_LENGTH = 2.5  # maximum mean length of the parts of a random word, such as Ab, cde, XYZ and 12
 COMMON_PUNCTUATION = set("'’-.,:;()[]/\"?&#_")  # common in ordinary text, and therefore not a sign of a password
 
 # Repetitions are possessive or bounded; therefore the search takes milliseconds even in the longest text.
@@ -45,7 +42,7 @@ SEPARATORS = r" ._/⁄∕|~·•\-"
 SEPARATOR = f"[{SEPARATORS}]{{1,3}}"  # between the groups of a number, such as " - "
 _DIGITS = regex.compile(rf"\d{{3,}}(?:{SEPARATOR}\d{{3,}})*")  # groups of digits, as on payment cards
 _IBAN_START = regex.compile(
-    rf"(?<![^\W_])[a-z]{{2}}[0-9]{{2}}[a-z0-9{SEPARATORS}]{{11,60}}", regex.IGNORECASE | regex.ASCII
+    rf"(?<![^\W_])(?=([a-z]{{2}}[0-9]{{2}}[a-z0-9{SEPARATORS}]{{11,60}}))", regex.IGNORECASE | regex.ASCII
 )
 # Letters and digits that must not touch a phone number: not those of scripts that attach words to each other
 _WORD = rf"[\w--[{UNSPACED}{HANGUL}]]"
@@ -146,17 +143,17 @@ TECHNICAL_WORD = regex.compile(
     regex.IGNORECASE,
 )
 
-# Every name contains one of these parts; texts without them are not searched. `re` finds them faster than `regex`.
+# Every name contains one of these parts.
 NAME_PART = re.compile(
     "pass|kennwort|mdp|pw|contrase|pin|puk|cv|otp|cod|cód|kod|clav|token|bearer|secret|key|schlüssel|geheim|jeton|clé"
     "|nøkkel|hemmelig|phrases? secr"
 )
-PHRASE = regex.compile(
-    rf"(?:(?P<password>{PASSWORD_NAMES})|(?<![^\W_])(?:(?P<token>{TOKEN_NAMES})|(?P<pin>{PIN_NAMES})))"
+PHRASE = regex.compile(  # a lookahead, because phrases may overlap
+    rf"(?=(?:(?P<password>{PASSWORD_NAMES})|(?<![^\W_])(?:(?P<token>{TOKEN_NAMES})|(?P<pin>{PIN_NAMES})))"
     rf"(?:(?:{OWNERS})?(?:\s*+(?P<colon>[:=](?!>)|:=)\s*+"
     rf"|(?:\s++|(?=['’]))(?P<verb>{LINK_VERBS})\s++(?:(?:{FILLERS})\s++)?+)|[,;?]?+\s++(?:to\s++)?+)"
     rf"(?=[\"'“‘„«(<*`]*(?P<value>[^\s\"'”’“»)>*`]{{1,100}}))"
-    rf"|(?<![^\W_])(?P<pass>pass)[:=]\s*+(?=\S)",
+    rf"|(?<![^\W_])(?P<pass>pass)[:=]\s*+(?=\S))",
     regex.IGNORECASE,
 )
 # "hunter2 is my password"
@@ -198,66 +195,58 @@ def is_public(text: str) -> bool:
 
 def _find_in_text(text: str) -> str | None:
     text = screening(text)
-    digit_count = sum(map(str.isdigit, text))
-    for label, min_digits, is_in in RECOGNIZERS:
-        if digit_count >= min_digits and is_in(text):
+    lowercase, digit_count = text.lower(), sum(map(str.isdigit, text))
+    for label, min_digits, hint, pattern, is_private in RECOGNIZERS:
+        if digit_count >= min_digits and hint.search(lowercase) and any(map(is_private, pattern.finditer(text))):
             return label
     return None
 
 
-def has_iban(text: str) -> bool:
-    """Return whether a text has an IBAN, written without separators or in groups of four characters."""
-    for match in _IBAN_START.finditer(text, overlapped=True):
-        groups = regex.split(SEPARATOR, match.group())
-        for count, group in enumerate(groups, 1):
-            has_valid_form = len(group) <= IBAN_GROUP_LENGTH or count == 1
-            if has_valid_form and _is_iban("".join(groups[:count])):
-                return True
-            if len(group) != IBAN_GROUP_LENGTH:  # only the last group may be shorter
-                break
-    return False
-
-
-def has_card_number(text: str) -> bool:
-    """Return whether consecutive groups of digits form a number that passes the Luhn check and is not a time."""
-    for match in _DIGITS.finditer(text):
-        groups = regex.findall(r"\d+", match.group())
-        for start in range(len(groups)):
-            for digits in accumulate(groups[start : start + MAX_CARD_DIGITS // 3]):  # a group has 3 digits or more
-                has_length = MIN_CARD_DIGITS <= len(digits) <= MAX_CARD_DIGITS
-                if has_length and _passes_luhn(digits) and not _TIME.fullmatch(digits):
-                    return True
-    return False
-
-
-def has_phone_number(text: str) -> bool:
-    """Return whether a text has a phone number; dates do not count.
-
-    It begins with + or 0, is grouped as in North America, or follows a word such as phone.
-    """
-    for match in _PHONE.finditer(text):
-        count = sum(map(str.isdigit, match.group()))
-        if MIN_PHONE_DIGITS <= count <= MAX_PHONE_DIGITS and not _DATE.search(match.group()):
+def _is_iban(match: Match) -> bool:
+    """Return whether an IBAN begins here, written without separators or in groups of four characters."""
+    groups = regex.split(SEPARATOR, match[1])
+    for count, group in enumerate(groups, 1):
+        has_valid_form = len(group) <= 4 or count == 1
+        if has_valid_form and _has_check_digits("".join(groups[:count])):
             return True
+        if len(group) != 4:  # only the last group may be shorter
+            break
     return False
 
 
-def has_key(text: str) -> bool:
-    """Return whether a text has a word in the format of a known kind of key, or a word of random characters."""
-    if max(map(len, text.split()), default=0) < MIN_KEY_LENGTH and "PRIVATE KEY" not in text:
+def _has_check_digits(candidate: str) -> bool:
+    """Return whether letters and digits, without separators, have the check digits of ISO 7064 (MOD 97-10)."""
+    is_long_enough = MIN_IBAN_LENGTH <= len(candidate) <= MAX_IBAN_LENGTH
+    if not is_long_enough or sum(map(str.isdigit, candidate)) < MIN_IBAN_DIGITS:
         return False
-    return _KEY_FORMAT.search(text) is not None or any(map(_is_random, _KEY_WORD.findall(text)))
+    digits = "".join(str(int(letter, 36)) for letter in candidate[4:] + candidate[:4])
+    return int(digits) % 97 == 1
 
 
-def has_secret(text: str) -> bool:
-    """Return whether a text names a secret together with its value."""
-    if not NAME_PART.search(text.lower()):
-        return False
-    phrases = PHRASE.finditer(text, overlapped=True)
-    return any(map(_is_secret, phrases)) or any(map(_is_reversed_secret, REVERSED.finditer(text)))
+def _has_card_number(match: Match) -> bool:
+    """Return whether consecutive groups of digits form a number that passes the Luhn check and is not a time."""
+    groups = regex.findall(r"\d+", match[0])
+    return any(
+        MIN_CARD_DIGITS <= len(digits) <= MAX_CARD_DIGITS and _passes_luhn(digits) and not _TIME.fullmatch(digits)
+        for start in range(len(groups))
+        for digits in accumulate(groups[start : start + MAX_CARD_DIGITS // 3])  # a group has 3 digits or more
+    )
 
 
-def _is_secret(match: "regex.Match[str]") -> bool:
+def _passes_luhn(digits: str) -> bool:
+    """Return whether digits pass the Luhn check of ISO/IEC 7812-1 and are not all equal."""
+    # Every second digit from the right is doubled, and a product of two digits counts as the sum of these digits.
+    products = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
+    return len(set(digits)) > 1 and sum(product // 10 + product % 10 for product in products) % 10 == 0
+
+
+def _is_phone_number(match: Match) -> bool:
+    """Return whether the number has the length of a phone number and is not a date."""
+    count = sum(map(str.isdigit, match[0]))
+    return MIN_PHONE_DIGITS <= count <= MAX_PHONE_DIGITS and not _DATE.search(match[0])
+
+
+def _is_secret(match: Match) -> bool:
     """Return whether the value of a phrase counts as a secret, by the table at the head of this module."""
     if match["pass"]:
         return True
@@ -277,7 +266,7 @@ def _is_secret(match: "regex.Match[str]") -> bool:
     return _resembles_code(value, 6 if has_verb else 8) and not value.isdigit()
 
 
-def _is_reversed_secret(match: "regex.Match[str]") -> bool:
+def _is_reversed_secret(match: Match) -> bool:
     """Return whether the value before "is my password" counts as a secret."""
     value = match["value"].lstrip("\"'“‘„«(").rstrip("\"'”’“»),")
     return _resembles_code(value, 4) or (bool(match["password"]) and not _continues_sentence(value))
@@ -298,57 +287,46 @@ def _continues_sentence(value: str) -> bool:
     return is_ordinary or not any(map(str.isalnum, word))
 
 
-def _is_iban(candidate: str) -> bool:
-    """Return whether letters and digits, without separators, have the check digits of ISO 7064 (MOD 97-10)."""
-    is_long_enough = MIN_IBAN_LENGTH <= len(candidate) <= MAX_IBAN_LENGTH
-    if not is_long_enough or sum(map(str.isdigit, candidate)) < MIN_IBAN_DIGITS:
-        return False
-    digits = "".join(str(int(letter, 36)) for letter in candidate[4:] + candidate[:4])
-    return int(digits) % 97 == 1
-
-
-def _passes_luhn(digits: str) -> bool:
-    """Return whether digits pass the Luhn check of ISO/IEC 7812-1 and are not all equal."""
-    # Every second digit from the right is doubled, and a product of two digits counts as the sum of these digits.
-    products = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
-    checksum = sum(product // 10 + product % 10 for product in products)
-    return len(set(digits)) > 1 and checksum % 10 == 0
-
-
-def _resembles_password(word: str) -> bool:
+def _resembles_password(match: Match) -> bool:
     """Return whether a word has letters in both cases, a digit, and a character that is rare in ordinary text."""
-    if len(word) < MIN_PASSWORD_LENGTH or "://" in word:  # words with :// are URLs
+    word = match[0]
+    if "://" in word or not _is_mixed(word) or not any(map(str.isdigit, word)):  # words with :// are URLs
         return False
-    is_mixed = any(map(str.islower, word)) and any(map(str.isupper, word)) and any(map(str.isdigit, word))
-    return is_mixed and any(
-        letter.isprintable() and not letter.isalnum() and letter not in COMMON_PUNCTUATION for letter in word
-    )
+    return any(letter.isprintable() and not letter.isalnum() and letter not in COMMON_PUNCTUATION for letter in word)
 
 
-def _is_random(word: str) -> bool:
+def _is_mixed(word: str) -> bool:
+    """Return whether a word has letters in both cases."""
+    return any(map(str.islower, word)) and any(map(str.isupper, word))
+
+
+def _is_random(match: Match) -> bool:
     """Return whether letters and digits alternate as in random words, such as API keys, and not as in identifiers.
 
     A UUID alone is not a secret: most of them are identifiers.
     """
-    word = _UUID.sub("", word)
+    word = _UUID.sub("", match[0])
     if len(word) < MIN_KEY_LENGTH:
         return False
-    if sum(1 for _ in _CHANGE.finditer(word)) >= max(MIN_CHANGES, MIN_CHANGE_SHARE * len(word)):
+    # Changes between letters and digits: at least 4, and at least 0.18 per character
+    if len(_CHANGE.findall(word)) >= max(4, 0.18 * len(word)):
         return True
     part = max(regex.split("[-_]", word), key=len)
-    is_mixed = part.isalnum() and any(map(str.islower, part)) and any(map(str.isupper, part))
-    return is_mixed and len(part) >= MIN_KEY_LENGTH and len(part) <= MAX_RUN_LENGTH * len(_RUN.findall(part))
+    has_form = part.isalnum() and _is_mixed(part) and len(part) >= MIN_KEY_LENGTH
+    return has_form and len(part) <= 2.5 * len(_RUN.findall(part))  # runs, such as Ab, cde, XYZ and 12, are short
 
 
-# For each kind of private content: its label, the minimum number of digits in the text, and the function that finds
-# it. The first match determines the label. A text without digits passes within microseconds, because every suggestion
-# of a search is checked.
-RECOGNIZERS: tuple[tuple[str, int, Callable[[str], bool]], ...] = (
-    ("an e-mail address", 0, lambda text: "@" in text and _EMAIL.search(text) is not None),
-    ("an IBAN", MIN_IBAN_DIGITS, has_iban),
-    ("a card number", MIN_CARD_DIGITS, has_card_number),
-    ("a key", 0, has_key),
-    ("a password", 0, has_secret),
-    ("a password", 1, lambda text: any(map(_resembles_password, text.split()))),
-    ("a phone number", MIN_PHONE_DIGITS, has_phone_number),
+# For each kind of private content: its label, the minimum number of digits of the text, a part of the lower-case text,
+# and a pattern with a condition of its matches. The first kind that is found determines the label. Most texts pass
+# within microseconds, because `re` finds the parts quickly; every suggestion of a search is checked.
+RECOGNIZERS: tuple[tuple[str, int, "re.Pattern[str]", "regex.Pattern[str]", Callable[[Match], bool]], ...] = (
+    ("an e-mail address", 0, re.compile("@"), _EMAIL, bool),
+    ("an IBAN", MIN_IBAN_DIGITS, re.compile("[a-z]"), _IBAN_START, _is_iban),
+    ("a card number", MIN_CARD_DIGITS, re.compile(""), _DIGITS, _has_card_number),
+    ("a key", 0, re.compile(rf"\S{{{MIN_KEY_LENGTH}}}|private key"), _KEY_FORMAT, bool),
+    ("a key", 0, re.compile(rf"\S{{{MIN_KEY_LENGTH}}}"), _KEY_WORD, _is_random),
+    ("a password", 0, NAME_PART, PHRASE, _is_secret),
+    ("a password", 0, NAME_PART, REVERSED, _is_reversed_secret),
+    ("a password", 1, re.compile(r"\S{8}"), regex.compile(r"\S{8,}"), _resembles_password),
+    ("a phone number", MIN_PHONE_DIGITS, re.compile(""), _PHONE, _is_phone_number),
 )

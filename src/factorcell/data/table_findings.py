@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.config import DataConfig
 from factorcell.data.columns.schema import EXPECTED_READING, MISSING, ContextSchema
 from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.io.findings import Finding
@@ -14,17 +15,12 @@ MAX_OUTSIDE_SHARE = 0.01  # a finding reports a larger share of numbers outside 
 
 
 def table_findings(
-    corpus: Corpus,
-    table_name: str,
-    is_unseen: Mapping[str, NDArray[np.bool_]],
-    unknown: str,
-    optional: tuple[str, ...],
-    max_tokens: int,
+    corpus: Corpus, table_name: str, config: DataConfig, unknown: str | None, optional: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Yield a finding about unseen values, cut texts, empty context columns and empty texts of a table.
 
-    A column of texts is not an empty context column, because an empty text is a text without words.
-    `is_unseen` says for each category whether training never saw the value of each text (rows,).
+    `unknown` is the policy for unseen and rare values, None in training; variables in `optional` are not counted. A
+    column of texts is not an empty context column, because an empty text is a text without words.
     """
 
     def format_counts(is_affected: Mapping[str, NDArray[np.bool_]]) -> str:
@@ -40,22 +36,29 @@ def table_findings(
         by_name = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name)
         return f"{total:,} of {len(corpus):,} texts" + (f" ({by_name})" if by_name else "")
 
-    if unknown != "error" and (counts := format_counts(is_unseen)):
-        reading = "the unknown value" if unknown == "group" else "the expected value of the column"
-        text = f"values that training did not see in {counts}, read as {reading} (--unknown {unknown})"
+    schema, is_anonymous = corpus.schema, config.anonymous and unknown is not None  # then no user is known
+    categories = [
+        (variable, corpus.categories[:, index])
+        for index, variable in enumerate(schema.categories)
+        if not (is_anonymous and variable.source_column == config.user)
+    ]
+    is_unseen = {variable.name: ids == 0 for variable, ids in categories}
+    if unknown == "group" and (counts := format_counts(is_unseen)):
+        text = f"unseen or rare values in {counts}, read as the unknown value (--unknown group)"
         yield Finding("unseen values", f"{table_name}: {text}")
     if counts := format_counts({"": corpus.truncated}):
         remedy = "a model trained with a larger --max-tokens reads more"
-        yield Finding("cut texts", f"{table_name}: {counts} cut after {max_tokens:,} tokens; {remedy}")
+        yield Finding("cut texts", f"{table_name}: {counts} cut after {config.max_tokens:,} tokens; {remedy}")
     if table_name == CONTEXTS:
         return
-    schema = corpus.schema
-    masks = [(variable, corpus.categories[:, index] == MISSING) for index, variable in enumerate(schema.categories)]
-    masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
-    masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
+    masks = [(variable, ids == MISSING) for variable, ids in categories]
+    if unknown != "expected":
+        masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
+        masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
     is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
-    if unknown != "expected" and (counts := format_counts(is_missing)):
-        text = f"an empty context column in {counts}, {EXPECTED_READING}"
+    if counts := format_counts(is_missing):
+        problem = "missing, unseen or rare values" if unknown == "expected" else "an empty context column"
+        text = f"{problem} in {counts}, {EXPECTED_READING}"
         yield Finding("missing values", f"{table_name}: {text}")
     if counts := format_counts({"": is_empty_text(corpus)}):
         yield Finding("empty texts", f"{table_name}: {counts} empty; the end of an empty text is its only target")

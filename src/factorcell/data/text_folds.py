@@ -71,12 +71,16 @@ _REGIONAL_LETTERS = regex.compile(
 )
 _REGIONAL_A = ord("\N{REGIONAL INDICATOR SYMBOL LETTER A}")
 _DIGIT_MARKS = regex.compile(r"(?<=[0-9])\p{M}++")
-_COLON = regex.compile("[ː˸։׃܃܄᛬᠄⁚∶⦂꞉︰]")
-_APOSTROPHE = regex.compile("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳ꞌ＇]")
-_QUOTATION_MARK = regex.compile(r"[\p{Quotation_Mark}--\p{ASCII}]", regex.V1)
-_DASH = regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}\N{HEAVY MINUS SIGN}]", regex.V1)
+# Patterns of characters, and the form of such a character; the first pattern that matches decides.
+_FORMS = [
+    (_UNSEEN, ""),
+    (regex.compile(r"[\p{Dash}\N{HYPHEN BULLET}\N{MODIFIER LETTER MINUS SIGN}\N{HEAVY MINUS SIGN}]"), "-"),
+    (regex.compile(r"\N{BRAILLE PATTERN BLANK}"), " "),
+    (regex.compile("[ː˸։׃܃܄᛬᠄⁚∶⦂꞉︰]"), ":"),
+    (regex.compile("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳Ꞌꞌ＇]"), "'"),
+    (regex.compile(r"[\p{Quotation_Mark}--\p{ASCII}]", regex.V1), '"'),
+]
 MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
-_BLANK = regex.compile(r"\N{BRAILLE PATTERN BLANK}")
 _FRACTION = regex.compile(r"\p{Decomposition_Type=Fraction}")
 # Also a pattern of the library `tokenizers`, whose lookbehinds contain no repetition
 FINAL_SIGMA = regex.compile(r"(?<=\p{Greek}|\p{Greek}\p{M}|\p{Greek}\p{M}\p{M})σ(?!\p{M}*\p{L})")
@@ -129,13 +133,13 @@ def screening(text: str, *, ignore_case: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return " ".join((text.casefold() if ignore_case else text).split())
-    form = unicodedata.normalize("NFC", text).translate(_FOLDED_LOOK_ALIKES if ignore_case else _LOOK_ALIKES)
-    first_letter = ord("a" if ignore_case else "A")
+    form = unicodedata.normalize("NFC", text).translate(_LOOK_ALIKES)
     form = _REGIONAL_LETTERS.sub(
-        lambda match: "".join(chr(ord(letter) - _REGIONAL_A + first_letter) for letter in match[0]), form
+        lambda match: "".join(chr(ord(letter) - _REGIONAL_A + ord("A")) for letter in match[0]), form
     )
     form = _DIGIT_MARKS.sub("", _without_dots_of_i(form))
-    return " ".join(_IDEOGRAPHIC_STOP.sub(".", form).split())
+    form = " ".join(_IDEOGRAPHIC_STOP.sub(".", form).split())
+    return unicodedata.normalize("NFC", form.casefold()) if ignore_case else form
 
 
 def lower_case(text: str) -> str:
@@ -156,10 +160,6 @@ def with_final_sigma(text: str) -> str:
 class _LookAlikes(dict[int, str]):
     """The form of each character in `screening`, computed when it is first needed; a table for `str.translate`."""
 
-    def __init__(self, ignore_case: bool) -> None:
-        super().__init__({ord("ı"): "i"})
-        self.ignore_case = ignore_case
-
     def __missing__(self, code_point: int) -> str:
         form = self._form(chr(code_point))
         if len(self) < MAX_CACHED_FORMS:
@@ -167,28 +167,17 @@ class _LookAlikes(dict[int, str]):
         return form
 
     def _form(self, character: str) -> str:
-        if _UNSEEN.match(character):
-            return ""
-        for pattern, form in (
-            (_DASH, "-"),
-            (_BLANK, " "),
-            (_COLON, ":"),
-            (_APOSTROPHE, "'"),
-            (_QUOTATION_MARK, '"'),
-            (_FRACTION, character),
-        ):
+        for pattern, form in (*_FORMS, (_FRACTION, character)):
             if pattern.match(character):
                 return form
         plain = _LINE.sub("", unicodedata.normalize("NFD", character))
         form = str(unicodedata.digit(character, unicodedata.normalize("NFKC", plain)))
         if unicodedata.category(character) == "So" and (letter := _SYMBOL_LETTER.search(unicodedata.name(character))):
             form = letter[1].lower() if "SMALL" in unicodedata.name(character) else letter[1]
-        if self.ignore_case:
-            form = form.casefold()
         return form if form == character else form.translate(self)
 
 
-_LOOK_ALIKES, _FOLDED_LOOK_ALIKES = _LookAlikes(ignore_case=False), _LookAlikes(ignore_case=True)
+_LOOK_ALIKES = _LookAlikes({ord("ı"): "i"})
 
 
 def _visible(text: str) -> str:

@@ -141,9 +141,9 @@ def check(**values: Any) -> list[Any]:
     ]
 
 
-# Policies for values that training never saw: `error` refuses a value, `group` reads it as a rare value, and `expected`
-# reads it as a missing value. Tables are read with `group`, as training reads the development table, and contexts that
-# a user types with `error`, because an unknown value is then probably a typing mistake.
+# Policies for values that are rare in training or unseen: `error` refuses a value, `group` reads it as rare, and
+# `expected` as a missing value. Tables are read with `group`, as training reads the development table, and contexts
+# that a user types with `error`, because an unknown value is then probably a typing mistake.
 UNKNOWN_POLICIES = ("error", "group", "expected")
 PRIORS = ("conditional", "uniform", "training")  # prior probabilities of the values in a classification
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens

@@ -19,7 +19,7 @@ UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description=
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="the whole text")]
 Value = Annotated[str, Meta(max_length=MAX_VALUE_LENGTH)] | bool | int | float
 Context = Annotated[Mapping[str, Value], Meta(description="context values by column", max_length=100)]
-UNKNOWN_HELP = "context values that training never saw: refuse (error), read as rare (group) or missing (expected)"
+UNKNOWN_HELP = "rare and unseen context values: refuse (error), read as rare (group) or missing (expected)"
 Unknown = Annotated[Literal["error", "group", "expected"], Meta(description=UNKNOWN_HELP)]
 Milliseconds = Annotated[int, Meta(ge=1, le=MAX_DEADLINE)]
 WholeNumber = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]

@@ -36,7 +36,6 @@ from factorcell.options.extensions import NONE
 from factorcell.options.limits import AUTOMATIC_OPTIONS, PRESETS, UNKNOWN_POLICIES
 
 if TYPE_CHECKING:
-    from factorcell.data.columns.schema import ContextSchema
     from factorcell.runs.run import Run
 
 # Options of a config that --help shows; --help-all shows all. Options of kinds in other packages are always shown.
@@ -164,9 +163,9 @@ def add_seed(parser: Parser | Section, purpose: str) -> None:
 
 
 def add_unknown(parser: Parser, default: str = "group") -> None:
-    """Add --unknown, the policy for values that training never saw (`limits.UNKNOWN_POLICIES`)."""
-    help_text = "for context values that training never saw: stop with an error, or read them as rare (group) or as "
-    help_text += "missing values (expected)"
+    """Add --unknown, the policy for rare and unseen values (`limits.UNKNOWN_POLICIES`)."""
+    help_text = "for context values that are rare in training or unseen: stop with an error, or read them as rare "
+    help_text += "(group) or as missing values (expected)"
     parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=help_text)
 
 
@@ -264,22 +263,10 @@ def parse_context_values(texts: Sequence[str], option: str = "--context") -> dic
     return values
 
 
-def report_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
-    """Report each value in the contexts that is rare, since the model reads all rare values alike."""
-    for variable in schema.categories:
-        column = variable.source_column
-        for value in dict.fromkeys(context[column] for context in contexts if column in context):
-            # The Bloom filter recognizes all rare values, and by coincidence a few other values.
-            if value not in variable.values and variable.may_be_rare(value):
-                reason = f"fewer than {variable.min_count} training texts have this value"
-                report(Finding("rare value", f"{column} {value!r} is rare ({reason}); read as the unknown value"))
-
-
 def check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
-    """Raise a `UserError` if a context is invalid, and report each of their rare values."""
+    """Raise a `UserError` if a context is invalid."""
     for context in contexts:
         run.read([""], [context], unknown=unknown)
-    report_rare_values(run.schema, *contexts)
 
 
 def find_training_table(run: "Run", specified: Path | None, consequence: str) -> Path | None:

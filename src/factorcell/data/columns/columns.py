@@ -9,8 +9,14 @@ from numpy.typing import NDArray
 
 from factorcell.config import HISTORY_COLUMN, DataConfig
 from factorcell.data.columns.context import Ragged
-from factorcell.data.columns.prompts import PromptReader, earlier_texts
-from factorcell.data.columns.readers import CategoryReader, ColumnReader, NumberReader, TextReader, VectorReader
+from factorcell.data.columns.readers import (
+    READERS,
+    CategoryReader,
+    ColumnReader,
+    NumberReader,
+    PromptReader,
+    earlier_texts,
+)
 from factorcell.data.columns.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.columns.values import is_missing, short_repr, to_number, to_seconds
 from factorcell.data.tables.chunks import Table
@@ -24,20 +30,11 @@ GUESS_ROWS = 100_000  # number of rows from which the kind of a column is guesse
 MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category
 MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
 
-# `NumberReader` reads the columns of all other kinds.
-READERS: dict[str, type[ColumnReader]] = {
-    "category": CategoryReader,
-    "text": TextReader,
-    "prompt": PromptReader,
-    "vector": VectorReader,
-}
-
 
 class ContextColumns:
     """The readers of all context columns of a table.
 
-    Without a `schema`, the method `corpus_fields` creates a new one. The config or the first rows of a column determine
-    the kind of its variable; all values of the column determine the other fields of the variable.
+    Without a `schema`, the method `corpus_fields` creates a new one from all values.
 
     Args:
         table: The table.
@@ -93,18 +90,10 @@ class ContextColumns:
         for reader in self.readers:
             reader.add(chunk.get(reader.column) or [None] * row_count, rows)
         if self.times is not None:
-            self.times += map(_seconds_or_first, chunk.get(self.config.time) or [None] * row_count)
+            # Values that are not times are before all times.
+            seconds = map(to_seconds, chunk.get(self.config.time) or [None] * row_count)
+            self.times += (-np.inf if second is None else second for second in seconds)
         self.row_count += row_count
-
-    def unseen_rows(self) -> dict[str, NDArray[np.bool_]]:
-        """Return whether training never saw the value of each row (rows,), for each category of a known schema."""
-        if self.schema is None:
-            return {}
-        return {
-            variable.name: reader.is_unseen(variable)
-            for reader, variable in zip(self.readers, self.schema.variables, strict=True)
-            if isinstance(reader, CategoryReader) and not (self.config.anonymous and reader.is_private)
-        }
 
     def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema.
@@ -127,7 +116,7 @@ class ContextColumns:
                 prompts = reader.ids_of_rows(tokenizer)
             encoded["prompt"].append(prompts)
         if self.config.anonymous:
-            schema = schema.anonymize([variable.name for variable in schema.variables if self._is_user(variable)])
+            schema = schema.anonymize(self.config.user)
         categories, numbers = np.array(encoded["category"], np.int32), np.array(encoded["number"], np.float32)
         return {
             "schema": schema,
@@ -139,19 +128,10 @@ class ContextColumns:
             "users": self._users(),
         }
 
-    def _is_user(self, variable: Variable) -> bool:
-        return variable.source_column == self.config.user
-
     def _users(self) -> NDArray[np.int32]:
         """Return the provisional id of the user of each text (rows,); an empty array without a column of users."""
         readers = [reader for reader in self.readers if isinstance(reader, CategoryReader) and reader.is_private]
         return readers[0].all_values() if readers else np.zeros(0, np.int32)
-
-
-def _seconds_or_first(value: Any) -> float:
-    """Return a time in seconds; values that are not times are before all times."""
-    seconds = to_seconds(value)
-    return -np.inf if seconds is None else seconds
 
 
 def parse_column(text: str) -> tuple[str, str | None, float]:

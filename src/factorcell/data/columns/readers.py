@@ -4,21 +4,29 @@ A text is encoded as a bag of words: the ids of its lower-cased words, without w
 bag does not depend on the tokenizer of the model. A vector is a list of numbers: an Arrow list, a NumPy array, or a
 JSON array in text. Missing values are encoded as missing (numbers and vectors as NaN), and the model replaces them by
 the expected value of the variable (docs/glossary.md).
+
+A prompt is a text or a list of texts that a language model reads before the text, and does not predict. Its ids are
+those of the texts, each after a start token s, which separates them; an empty prompt has no ids:
+
+    s prompt 1   s prompt 2   s text
+
+Without a column of earlier texts, the option `prompt_history` reads the earlier texts of the same user in the table.
 """
 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import DataConfig, WordOptions
+from factorcell.config import HISTORY_COLUMN, DataConfig, WordOptions
 from factorcell.data.columns.context import Ragged
-from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, wave_parameters
+from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, wave_parameters
 from factorcell.data.columns.values import (
     MAX_FLOAT32,
     category_name,
@@ -29,12 +37,12 @@ from factorcell.data.columns.values import (
     to_weekday,
     to_yearday,
 )
-from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
+from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer, WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.io.findings import Finding, report
 
+START = 0  # provisional id of the start token in prompts
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
-MISSING_VECTOR = np.array([math.nan], np.float32)
 NOT_A_TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
 # For each kind, the parser of its values and the end of the message about a value that the parser cannot read.
 NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
@@ -166,20 +174,6 @@ class NumberReader(ColumnReader):
         )
 
 
-class _ValueIds(dict[Any, int]):
-    """Provisional ids of the values of one Python type: one id per category name, and 0 for missing values."""
-
-    def __init__(self, ids_by_name: dict[str, int]) -> None:
-        super().__init__()
-        self.ids_by_name = ids_by_name
-
-    def __missing__(self, value: Any) -> int:
-        if is_missing(value):
-            return 0
-        self[value] = provisional_id = self.ids_by_name.setdefault(category_name(value), len(self.ids_by_name) + 1)
-        return provisional_id
-
-
 @dataclass(eq=False)
 class CategoryReader(ColumnReader):
     """Reads a column of categories.
@@ -193,14 +187,15 @@ class CategoryReader(ColumnReader):
     ids_by_name: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        # Each type of values has its own dict, because True, 1 and 1.0 are the same key in Python.
-        self.ids_by_type: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.ids_by_name))
+        # The type is a part of the key, because True, 1 and 1.0 are the same key in Python.
+        self.id_by_value = dict[tuple[type, Any], int]()
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         ids = list[int]()
         for row, value in zip(rows, values, strict=True):
             try:
-                ids.append(self.ids_by_type[type(value)][value])
+                value_id = self.id_by_value.get((type(value), value))
+                ids.append(self._new_id(value) if value_id is None else value_id)
             except UserError as error:
                 raise UserError(f"{self.table_name} row {row}: {self.column}: {error.message}") from None
             except TypeError:
@@ -209,6 +204,13 @@ class CategoryReader(ColumnReader):
                 raise self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}") from None
         self.chunk_arrays.append(np.array(ids, dtype=np.int32))
 
+    def _new_id(self, value: Any) -> int:
+        if is_missing(value):
+            return 0
+        value_id = self.ids_by_name.setdefault(category_name(value), len(self.ids_by_name) + 1)
+        self.id_by_value[type(value), value] = value_id
+        return value_id
+
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
         min_count = config.min_user_count if self.column == config.user else config.min_context_count
@@ -216,14 +218,13 @@ class CategoryReader(ColumnReader):
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
         names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
         frequent_names = [name for name in names if count_by_name[name] >= min_count and name != UNKNOWN_VALUE]
-        rare_names = set(names).difference(frequent_names)
+        frequent_counts = [count_by_name[name] for name in frequent_names]
         return replace(
             self.declared_variable,
             values=(UNKNOWN_VALUE, *frequent_names),
-            counts=(sum(count_by_name[name] for name in rare_names), *(count_by_name[name] for name in frequent_names)),
-            rare_count=len(rare_names),
+            counts=(int(counts[1:].sum()) - sum(frequent_counts), *frequent_counts),
+            rare_count=len(names) - len(frequent_names),
             min_count=min_count,
-            rare_filter=bloom_filter(rare_names),
         )
 
     def encode(self, variable: Variable) -> NDArray[np.int32]:
@@ -232,39 +233,34 @@ class CategoryReader(ColumnReader):
         The index of rare and unseen values is 0, or -1 with the policy "expected".
 
         Raises:
-            UserError: The policy is "error", and training never saw one of the values.
+            UserError: The policy is "error", and one of the values is not a frequent value of training.
         """
         ids = self.all_values()
-        if self.unknown == "error" and (unseen_names := self._unseen_names(variable)):
-            raise self._unseen_value_error(unseen_names, ids, variable)
+        if self.unknown == "error":
+            self._check_values(ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
         # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
         final_indices = [MISSING, *(variable.index_by_value.get(name, other_index) for name in self.ids_by_name)]
         indices: NDArray[np.int32] = np.array(final_indices, dtype=np.int32)[ids]
         return indices
 
-    def is_unseen(self, variable: Variable) -> NDArray[np.bool_]:
-        """Return whether training never saw the value of each row (rows,)."""
-        return np.isin(self.all_values(), [self.ids_by_name[name] for name in self._unseen_names(variable)])
-
-    def _unseen_names(self, variable: Variable) -> list[str]:
-        """Return the values of the column that training never saw, in order of appearance."""
-        frequent, may_be_rare = variable.index_by_value, variable.may_be_rare
-        return [name for name in self.ids_by_name if not frequent.get(name) and not may_be_rare(name)]
-
-    def _unseen_value_error(self, unseen_names: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
-        """Return the error about values that training never saw; it names the first of these values and its row."""
+    def _check_values(self, ids: NDArray[np.int32], variable: Variable) -> None:
+        """Raise `UserError` about values that training did not see or that were rare; it names the first one."""
+        unseen_names = [name for name in self.ids_by_name if not variable.index_by_value.get(name)]
+        if not unseen_names:
+            return
         first, values = unseen_names[0], variable.values[1:]
         is_unseen = np.isin(ids, [self.ids_by_name[name] for name in unseen_names])
-        others = f" (unseen values in {is_unseen.sum():,} of {len(ids):,} rows)" if is_unseen.sum() > 1 else ""
+        reason = "was never seen in training" + (" or is a rare value" if variable.rare_count else "")
+        others = f" (such values in {is_unseen.sum():,} of {len(ids):,} rows)" if is_unseen.sum() > 1 else ""
         name, hint, examples = "of this row", "", ""  # users are not named
         if not self.is_private:
             name, hint = repr(first), nearest_hint(first, values)
             similar = similar_names(first, values, 3) or values[:5]
             examples = f" ({', '.join(similar)}{', ...' if len(values) > len(similar) else ''})" if values else ""
-        problem = f"{name} was never seen in training{others}{hint}; training has {len(values):,} values{examples}"
+        problem = f"{name} {reason}{others}{hint}; the run has {len(values):,} values{examples}"
         error = self.error(int(is_unseen.argmax()) + 1, problem)
-        return UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
+        raise UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
 
 
 @dataclass(eq=False)
@@ -330,27 +326,24 @@ class VectorReader(ColumnReader):
     """Reads a column of vectors of equal size; in training, the first vector determines the size."""
 
     def __post_init__(self) -> None:
-        self.size = len(self.declared_variable.means)
+        self.size, self.vectors = len(self.declared_variable.means), list[NDArray[np.float32] | None]()
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        vectors = list[NDArray[np.float32]]()
         for row, value in zip(rows, values, strict=True):
-            vector = MISSING_VECTOR if is_missing(value) else to_vector(value)
-            if vector is None:
+            vector = None if is_missing(value) else to_vector(value)
+            if vector is None and not is_missing(value):
                 raise self.error(row, f"is {short_repr(value)}, not a list of numbers")
-            if vector is not MISSING_VECTOR:
+            if vector is not None:
                 self.size = self.size or len(vector)
                 if len(vector) != self.size:
                     reference = "as in the first vector" if self.unknown is None else "as in training"
                     raise self.error(row, f"has {len(vector)} numbers; expected {self.size}, {reference}")
-            vectors.append(vector)
-        size = max(1, self.size)
-        self.chunk_arrays.append(np.array([np.broadcast_to(vector, size) for vector in vectors], np.float32))
+            self.vectors.append(vector)
 
     def all_values(self) -> NDArray[Any]:
         """Return the vectors of all rows (rows, numbers); NaN for a missing vector."""
-        # The first chunks may have only missing vectors, of unknown size.
-        return np.concatenate([np.broadcast_to(chunk, (len(chunk), self.size)) for chunk in self.chunk_arrays])
+        missing = np.full(self.size, math.nan, np.float32)
+        return np.array([missing if vector is None else vector for vector in self.vectors], np.float32)
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean and standard deviation of each number of the vectors."""
@@ -375,3 +368,99 @@ def to_vector(value: Any) -> NDArray[np.float32] | None:
         return None
     numbers = array.astype(np.float64)
     return numbers.astype(np.float32) if (np.abs(numbers) <= MAX_FLOAT32).all() else None
+
+
+@dataclass(eq=False)
+class PromptReader(ColumnReader):
+    """Reads a column of prompts as token ids; of a long prompt, only the last tokens."""
+
+    sizes: list[int] = field(default_factory=list, init=False)  # the number of ids of each row
+
+    def read_with(self, tokenizer: Tokenizer, config: DataConfig) -> None:
+        """Set the tokenizer that splits texts, and the limits of the prompts."""
+        self.tokenizer, self.config = tokenizer, config
+        self.ids: defaultdict[str, int] = defaultdict(lambda: len(self.ids) + START + 1)  # provisional ids of tokens
+
+    def add(self, values: list[Any], rows: Sequence[int]) -> None:
+        chunk_ids: list[int] = []
+        for row, value in zip(rows, values, strict=True):
+            segments = [[self.ids[token] for token in tokens] for tokens in self._split(value, row)]
+            ids = join_segments(segments, self.config.max_prompt_tokens, START)
+            chunk_ids.extend(ids)
+            self.sizes.append(len(ids))
+        self.chunk_arrays.append(np.array(chunk_ids, dtype=np.int32))
+
+    def _split(self, value: Any, row: int) -> list[list[str]]:
+        """Return the tokens of each text of a prompt."""
+        texts = value
+        if not isinstance(value, (list, tuple, np.ndarray)):
+            texts = [] if is_missing(value) else [value]
+        if not all(isinstance(text, str) for text in texts):
+            raise self.error(row, f"is {short_repr(value)}, not a text or a list of texts")
+        if self.column != HISTORY_COLUMN:
+            return [self.tokenizer.split(text) for text in texts]
+        # Earlier texts of the user are cut as `max_tokens` cuts the texts of a table.
+        last_texts = texts[-self.config.prompt_history :]
+        return [self.tokenizer.split(text)[: self.config.max_tokens] for text in last_texts]
+
+    def build_variable(self, config: DataConfig) -> Variable:
+        return self.declared_variable
+
+    def ids_of_rows(self, tokenizer: Tokenizer) -> Ragged:
+        """Return the ids of each row in the vocabulary of `tokenizer`, which may cut a word of training into pieces."""
+        start, max_tokens = tokenizer.specials.start, self.config.max_prompt_tokens
+        ids_of_tokens: list[Sequence[int]] = [(start,)]
+        if tokenizer is self.tokenizer:
+            ids_of_tokens += [(token_id,) for token_id in tokenizer.encode(self.ids)]
+        else:
+            ids_of_tokens += tokenizer.encode_words(self.ids)
+        rows = np.split(self.all_values(), np.cumsum(self.sizes)[:-1])
+        prompts = [chain.from_iterable(ids_of_tokens[token] for token in row.tolist()) for row in rows]
+        return Ragged.of([_retain_last([*prompt], max_tokens, start) for prompt in prompts], np.int32)
+
+
+def join_segments(segments: Iterable[Sequence[int]], max_tokens: int, start: int) -> list[int]:
+    """Return the last `max_tokens` ids of `segments`, each after the id `start`; the result begins with `start`.
+
+    Empty segments are omitted, and without other segments the result is empty. It has one id more than `max_tokens` if
+    the last ids do not begin with `start`.
+    """
+    ids = [*chain.from_iterable((start, *segment) for segment in segments if len(segment))]
+    return _retain_last(ids, max_tokens, start)
+
+
+def _retain_last(ids: list[int], max_tokens: int, start: int) -> list[int]:
+    """Return the last `max_tokens` ids, after the id `start` unless they begin with it."""
+    last_ids = ids[-max_tokens:]
+    return last_ids if not last_ids or last_ids[0] == start else [start, *last_ids]
+
+
+def earlier_texts(
+    texts: Ragged, users: NDArray[np.int32], times: NDArray[np.float64], config: DataConfig, specials: Specials
+) -> Ragged:
+    """Return for each text the prompt of the `prompt_history` texts that its user wrote before it.
+
+    `texts` are the ids of all texts, each from its start token to its end token, which a cut text lacks. The texts of
+    a missing user, 0, have no earlier texts. Equal times are in the order of the rows.
+    """
+    ids, offsets = np.asarray(texts.values), texts.offsets.tolist()
+    prompts: list[list[int]] = [[] for _ in users]
+    segments_by_user: defaultdict[int, list[list[int]]] = defaultdict(list)  # the last texts of each user
+    for row in np.argsort(times, kind="stable").tolist():
+        if not (user := int(users[row])):
+            continue
+        segments = segments_by_user[user]
+        prompts[row] = join_segments(segments, config.max_prompt_tokens, specials.start)
+        segment = ids[offsets[row] + 1 : offsets[row + 1]].tolist()
+        segments.append(segment[:-1] if segment and segment[-1] == specials.end else segment)
+        del segments[: -config.prompt_history]
+    return Ragged.of(prompts, np.int32)
+
+
+# `NumberReader` reads the columns of all other kinds.
+READERS: dict[str, type[ColumnReader]] = {
+    "category": CategoryReader,
+    "text": TextReader,
+    "prompt": PromptReader,
+    "vector": VectorReader,
+}

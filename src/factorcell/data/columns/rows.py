@@ -3,7 +3,6 @@
 An argument may be of any type that `open_table` supports; `argument` is its name, for messages.
 """
 
-import importlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +32,7 @@ class ResultRows(list[dict[str, Any]]):
             UserError: pandas is not installed.
         """
         try:
-            pandas = importlib.import_module("pandas")
+            import pandas
         except ImportError:
             raise UserError("pandas is not installed: pip install pandas") from None
         return pandas.json_normalize(self)

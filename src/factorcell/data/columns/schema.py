@@ -1,19 +1,13 @@
 """The schema of a model's context: the context variables, each with statistics of its column in the training table.
 
 The schema stores the frequent values of a category, and the mean and standard deviation of a number. Training groups
-the other values of a category as rare. A Bloom filter (Bloom 1970) recognizes the rare values without storing their
-names. A value that training never saw passes the filter with the probability
-
-    (1 - exp(-k n / m))^k < 1 %      n values in a filter of m bits; each value sets k bits
-
-The filter has no false negatives: a rare value is never reported as unseen. The filter does not protect a name that can
-be guessed, because anyone who has the filter can test a name (docs/privacy.md).
+the other values of a category as rare; their names are not stored, so later tables do not distinguish them from values
+that training never saw.
 """
 
-import hashlib
 import math
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +16,7 @@ from typing import Any
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 
-UNKNOWN_VALUE = "<unknown>"  # value 0 of every category: all rare values, and unseen values with `unknown="group"`
+UNKNOWN_VALUE = "<unknown>"  # value 0 of every category: rare values, and unseen values with `unknown="group"`
 MISSING = -1  # the id of a missing category value
 EXPECTED_READING = "read as the expected value of the column"  # clause of notices about missing values
 TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
@@ -33,9 +27,6 @@ COLUMN_KINDS = ("category", *NUMBER_KINDS, "text", "prompt", "vector")
 # The number of pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven
 # days of a week is a weighted sum of the waves plus a constant.
 HARMONICS = 3
-BITS_PER_VALUE = 12  # m / n of every Bloom filter that has more than the minimum size
-PROBES = 7  # k of every Bloom filter; a change would make the filters in run folders invalid
-MIN_BITS = 1024  # minimum m; in a smaller filter, different values share their bits too often
 
 
 @dataclass(frozen=True)
@@ -56,8 +47,6 @@ class Variable:
             periodic number, those of each of its waves (`wave_parameters`).
         shares: For a text, the weight of each word in the mean embedding of all training texts.
         min_count: For a category, the minimum number of training texts of a frequent value.
-        rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if there are no
-            rare values, or after `ContextSchema.anonymize`.
         classes: For a category of a class column of a data set, the name of each class number.
     """
 
@@ -76,7 +65,6 @@ class Variable:
     deviations: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
     min_count: int = 0
-    rare_filter: str = ""
     classes: tuple[str, ...] = ()
 
     @property
@@ -93,17 +81,6 @@ class Variable:
     def is_all_rare(self) -> bool:
         """Whether the variable is a category without frequent values: all values are read as the unknown value."""
         return self.kind == "category" and len(self.values) == 1
-
-    @cached_property
-    def _filter_bytes(self) -> bytes:
-        return bytes.fromhex(self.rare_filter)
-
-    def may_be_rare(self, name: str) -> bool:
-        """Return whether a category value may be one of the rare values; False is certain."""
-        if not (content := self._filter_bytes):
-            return False
-        positions = _probe_positions(name, 8 * len(content))
-        return all((content[position // 8] >> (position % 8)) & 1 for position in positions)
 
     @property
     def counts_by_value(self) -> dict[str, float]:
@@ -186,20 +163,19 @@ class ContextSchema:
         check_choice("context variable", name, [variable.name for variable in self.variables])
         return next(variable for variable in self.variables if variable.name == name)
 
-    def anonymize(self, names: Collection[str]) -> "ContextSchema":
-        """Return a schema in which the values of the categories `names` are replaced by `<1>`, `<2>` and so on.
+    def anonymize(self, column: str) -> "ContextSchema":
+        """Return a schema in which the values of the category in `column` are replaced by `<1>`, `<2>` and so on.
 
-        `<1>` replaces the most frequent value. The filters of rare values are removed too, so that no value can be
-        recovered. In a table that is read with the new schema, all values of these categories are unknown.
+        `<1>` replaces the most frequent value. In a table that is read with the new schema, all values of this category
+        are unknown.
         """
-
-        def with_placeholders(variable: Variable) -> Variable:
-            if variable.name not in names or variable.kind != "category":
-                return variable
-            placeholders = tuple(f"<{number}>" for number in range(1, len(variable.values)))
-            return replace(variable, values=(UNKNOWN_VALUE, *placeholders), rare_filter="")
-
-        return ContextSchema(tuple(map(with_placeholders, self.variables)))
+        variables = []
+        for variable in self.variables:
+            if variable.source_column == column and variable.kind == "category":
+                placeholders = (f"<{number}>" for number in range(1, len(variable.values)))
+                variable = replace(variable, values=(UNKNOWN_VALUE, *placeholders))
+            variables.append(variable)
+        return ContextSchema(tuple(variables))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as a dict that can be written as JSON."""
@@ -208,12 +184,12 @@ class ContextSchema:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
         """Return the schema that `to_dict` converted to `content`; raise `UserError` if it is not valid."""
+
+        def as_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
         try:
-            fields_of_variables: list[dict[str, Any]] = [
-                {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-                for fields in content["variables"]
-            ]
-            variables = tuple(Variable(**fields) for fields in fields_of_variables)
+            variables = tuple(Variable(**as_tuples(fields)) for fields in content["variables"])
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a context schema ({error})") from None
         if len({variable.name for variable in variables}) < len(variables):
@@ -233,29 +209,25 @@ class ContextSchema:
 
 def _check_fields(variable: Variable) -> None:
     """Raise `UserError` unless the fields of a variable have valid types, ranges and lengths."""
-    for name, hint in typing.get_type_hints(Variable).items():
-        value, types = getattr(variable, name), typing.get_args(hint)
-        items, item_type = (value, types[0]) if types else ((value,), hint)
-        is_valid = isinstance(value, tuple) == bool(types) and all(_has_type(item, item_type) for item in items)
+
+    def check(is_valid: bool, problem: str) -> None:
         if not is_valid:
-            raise UserError(f"not a context schema (the field {name} of {variable.name!r:.60} has a wrong type)")
+            raise UserError(f"not a context schema ({problem} of {variable.name!r:.60})")
+
+    for name, hint in typing.get_type_hints(Variable).items():
+        value, item_types = getattr(variable, name), typing.get_args(hint)
+        items, item_type = (value, item_types[0]) if item_types else ((value,), hint)
+        check(isinstance(value, tuple) == bool(item_types), f"wrong type of the field {name}")
+        accepted_types = (int, float) if item_type is float else (item_type,)  # not bool, a subclass of int
+        check(all(type(item) in accepted_types for item in items), f"wrong type of the field {name}")
+        check(item_type is not float or all(map(math.isfinite, items)), f"infinity or NaN in the field {name}")
     check_choice("kind of context variable", variable.kind, COLUMN_KINDS)
-    if min(variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares) < 0:
-        raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
-    if min([variable.deviation, *variable.deviations]) <= 0:
-        raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
-    first, second = {"category": ("values", "counts"), "text": ("values", "shares")}.get(
-        variable.kind, ("means", "deviations")
-    )
-    if len(getattr(variable, first)) != len(getattr(variable, second)):
-        raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
-
-
-def _has_type(value: Any, expected: type) -> bool:
-    """Return whether a value of a field has this type; a float may be an integer, but must be finite."""
-    if expected is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is expected
+    smallest = min(variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
+    check(smallest >= 0, "negative count, share or period")
+    check(min([variable.deviation, *variable.deviations]) > 0, "standard deviation not above 0")
+    parts = {"category": (variable.values, variable.counts), "text": (variable.values, variable.shares)}
+    first, second = parts.get(variable.kind, (variable.means, variable.deviations))
+    check(len(first) == len(second), "lists of different lengths")
 
 
 def wave_parameters(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
@@ -265,24 +237,3 @@ def wave_parameters(period: float, harmonics: int = HARMONICS) -> tuple[list[flo
     """
     frequencies = [2 * math.pi * harmonic / period for harmonic in range(1, harmonics + 1) for _ in range(2)]
     return frequencies, [0.0, math.pi / 2] * harmonics
-
-
-def bloom_filter(names: Collection[str]) -> str:
-    """Return the Bloom filter of `names` in hexadecimal digits; an empty string without names."""
-    if not names:
-        return ""
-    bit_count = max(MIN_BITS, BITS_PER_VALUE * len(names))
-    filter_bytes = bytearray(math.ceil(bit_count / 8))
-    for name in names:
-        for position in _probe_positions(name, 8 * len(filter_bytes)):
-            filter_bytes[position // 8] |= 1 << (position % 8)
-    return filter_bytes.hex()
-
-
-def _probe_positions(name: str, bit_count: int) -> list[int]:
-    """Return the positions of a name's bits in a filter, computed from two hashes (Kirsch and Mitzenmacher 2006)."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    first = int.from_bytes(digest[:8], "little")
-    # `bit_count` is a multiple of 8 and `PROBES` is less than 8, so all positions differ if the step is odd.
-    step = int.from_bytes(digest[8:], "little") | 1
-    return [(first + probe * step) % bit_count for probe in range(PROBES)]

@@ -17,8 +17,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from factorcell.data.tables import chunks
-from factorcell.data.tables.chunks import Chunk, Table, UnknownKindError, arrow_chunks, format_names, one_line
-from factorcell.data.tables.content import Content
+from factorcell.data.tables.chunks import Chunk, Content, Table, UnknownKindError, arrow_chunks, format_names, one_line
 from factorcell.errors import UserError
 from factorcell.io import memory
 

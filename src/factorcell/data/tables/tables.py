@@ -9,8 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 from factorcell.data.columns.values import is_missing
-from factorcell.data.tables.chunks import CHUNK_ROWS, Chunk, Table, UnknownKindError, arrow_chunks, one_line
-from factorcell.data.tables.content import COMPRESSIONS, Content
+from factorcell.data.tables.chunks import (
+    CHUNK_ROWS,
+    COMPRESSIONS,
+    Chunk,
+    Content,
+    Table,
+    UnknownKindError,
+    arrow_chunks,
+    one_line,
+)
 from factorcell.data.tables.parquet_files import open_parquet, open_parquet_folder
 from factorcell.data.tables.text_files import open_csv, open_json_lines
 from factorcell.errors import UserError

@@ -5,9 +5,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from factorcell.data.tables import chunks, content
-from factorcell.data.tables.chunks import Chunk, Table, format_names
-from factorcell.data.tables.content import Content
+from factorcell.data.tables import chunks
+from factorcell.data.tables.chunks import Chunk, Content, Table, format_names
 from factorcell.errors import UserError
 from factorcell.io.findings import Finding, report
 from factorcell.io.output import escape_hidden
@@ -17,7 +16,7 @@ DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 QUOTING_HELP = 'put the whole field in quotes and write each quote inside it as ""'
 
 # `CsvRows` limits the length of rows, so the module csv must not set a lower limit for fields.
-csv.field_size_limit(max(csv.field_size_limit(), content.MAX_ROW_LENGTH))
+csv.field_size_limit(max(csv.field_size_limit(), chunks.MAX_ROW_LENGTH))
 
 
 def to_chunks(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str]) -> Iterator[Chunk]:
@@ -29,7 +28,7 @@ def to_chunks(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str])
     for length, row in rows:
         chunk_rows.append(row)
         chunk_length += length
-        if len(chunk_rows) == chunks.CHUNK_ROWS or chunk_length > content.MAX_ROW_LENGTH:
+        if len(chunk_rows) == chunks.CHUNK_ROWS or chunk_length > chunks.MAX_ROW_LENGTH:
             yield dict(zip(columns, map(list, zip(*chunk_rows, strict=True)), strict=True))
             chunk_rows, chunk_length = [], 0
     if chunk_rows:
@@ -54,9 +53,9 @@ class CsvRows:
         for line in self.file.lines(""):
             self.lines.append(line)
             self.length += len(line)
-            if self.length > content.MAX_ROW_LENGTH:
+            if self.length > chunks.MAX_ROW_LENGTH:
                 cause = f"a quote that opens a field may not be closed: {QUOTING_HELP}"
-                raise self.error(f"a row is longer than {content.MAX_ROW_LENGTH:,} characters; {cause}")
+                raise self.error(f"a row is longer than {chunks.MAX_ROW_LENGTH:,} characters; {cause}")
             yield line
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -127,6 +126,7 @@ def open_csv(file: Content) -> Table:
         names,
         lambda columns: to_chunks(read_rows(columns), columns),
         file.digest,
+        file=file,
         header_hint=_delimiter_hint(names, delimiter),
     )
 
@@ -172,7 +172,7 @@ def open_json_lines(file: Content) -> Table:
         return to_chunks(selected_values, columns)
 
     columns = tuple(dict.fromkeys(key for _, row in read_rows() for key in row))
-    return Table(str(file.path), columns, read, file.digest)
+    return Table(str(file.path), columns, read, file.digest, file=file)
 
 
 def _parse_json_row(line: str, where: str) -> dict[str, Any]:

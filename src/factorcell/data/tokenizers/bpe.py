@@ -49,14 +49,10 @@ SURROGATE = regex.compile("[\ud800-\udfff]")
 UNSTABLE_END = regex.compile(r"(?:\s+|['’]\w{0,2})$")
 
 
-def _byte_by_letter() -> dict[str, int]:
-    """Return the byte of each letter of the byte-level alphabet, as in GPT-2."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-BYTE_BY_LETTER = _byte_by_letter()
+# The byte of each letter of the byte-level alphabet, as in GPT-2
+_VISIBLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _VISIBLE]
+BYTE_BY_LETTER = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + rank): byte for rank, byte in enumerate(_OTHERS)}
 
 
 def default_vocabulary(word_count: int) -> int:
@@ -104,21 +100,20 @@ class BpeTokenizer(Tokenizer):
         specials: Specials = SPECIAL_IDS,
     ) -> None:
         super().__init__(options)
-        self._specials = specials
+        self.specials = specials
         self._library = _new_library_tokenizer() if library_tokenizer is None else library_tokenizer
         self._library.encode_special_tokens = True  # a text that contains "<s>" does not contain a special token
         self._library.no_truncation()
         self._library.no_padding()
         self.is_trained, self.bytes_by_id = library_tokenizer is not None, list[bytes]()
         if self.is_trained:
-            if len({*specials}) != len(specials) or not all(0 <= special < len(self) for special in specials):
+            if len({*specials}.intersection(range(len(self)))) < len(specials):
                 size = f"of {len(self):,} tokens"
                 raise UserError(f"tokenizer: expected three different special ids {size}, got {tuple(specials)}")
             self.bytes_by_id = self._find_bytes()
 
     @cached_property
     def tokens(self) -> Sequence[str]:
-        """The token of each id, special tokens included."""
         # An added token that is normalized has another text in `get_vocab`.
         size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
         return [self._library.id_to_token(token_id) or "" for token_id in range(size)]
@@ -126,11 +121,6 @@ class BpeTokenizer(Tokenizer):
     @cached_property
     def _id_by_token(self) -> dict[str, int]:
         return {token: token_id for token_id, token in enumerate(self.tokens) if token}
-
-    @property
-    def specials(self) -> Specials:
-        """The ids of the unknown token, the start token and the end token."""
-        return self._specials
 
     def _find_bytes(self) -> list[bytes]:
         content = json.loads(self._library.to_str())
@@ -141,7 +131,7 @@ class BpeTokenizer(Tokenizer):
         is_special = {token["id"]: token["special"] for token in content["added_tokens"]}
 
         def bytes_of(token_id: int, token: str) -> bytes:
-            if token_id in self._specials or is_special.get(token_id):
+            if token_id in self.specials or is_special.get(token_id):
                 return b""
             if is_byte_level and token_id not in is_special:
                 return bytes(BYTE_BY_LETTER[letter] for letter in token if letter in BYTE_BY_LETTER)
@@ -166,7 +156,6 @@ class BpeTokenizer(Tokenizer):
         return is_byte_level and has_all_bytes and not self.adds_space and self._library.normalizer is None
 
     def split(self, text: str) -> list[str]:
-        """Return the pieces of a text, or its words if the tokenizer has no vocabulary."""
         return self.split_all([text])[0]
 
     def split_all(self, texts: Sequence[str]) -> list[list[str]]:
@@ -198,7 +187,6 @@ class BpeTokenizer(Tokenizer):
         return self._to_bytes([token]).decode("utf-8", "backslashreplace") or token
 
     def encode_words(self, words: Iterable[str]) -> list[Sequence[int]]:
-        """Return the ids of the pieces of each word."""
         cut = self._library.model.tokenize
         return [tuple(piece.id for piece in cut(word)) for word in words]
 
@@ -264,20 +252,13 @@ class BpeTokenizer(Tokenizer):
         trained.pre_tokenizer = pre_tokenizer
         return type(self)(self.options, trained)
 
-    @classmethod
-    def from_library(cls, library_tokenizer: "tokenizers.Tokenizer", specials: Specials) -> Self:
-        """Return the tokenizer of a pretrained model, which is a `tokenizers.Tokenizer`, with these special ids."""
-        return cls(BpeOptions(), library_tokenizer, specials)
-
     def contents(self) -> dict[str, bytes]:
-        """Return the content of each file: the tokenizer of the library, and the names of the special tokens."""
-        names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self._specials, strict=True)}
+        names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self.specials, strict=True)}
         texts = (self._library.to_str(pretty=True), json.dumps(names, indent=2, ensure_ascii=False) + "\n")
         return {name: text.encode() for name, text in zip(self.FILES, texts, strict=True)}
 
     @classmethod
     def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
-        """Return the tokenizer with this content of its files; raise `ValueError` if a file is damaged."""
         library_tokenizer, names = (contents[name].decode() for name in cls.FILES)
         library = import_library()
         try:
@@ -321,12 +302,11 @@ class PretrainedTokenizer(BpeTokenizer):
     encode_words = Tokenizer.encode_words
 
     def train(self, counts: Mapping[str, int]) -> Self:
-        """Return this tokenizer."""
         return self
 
     @property
     def known_count(self) -> int:
-        """The number of tokens without the special tokens that were added, which are the last ones."""
+        # The special tokens that were added are the last ones.
         return min((special for special in self.specials if self.tokens[special] in ADDED), default=len(self))
 
 

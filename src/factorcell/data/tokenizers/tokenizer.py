@@ -61,13 +61,14 @@ SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
 class Tokenizer:
     """Base of all tokenizers: splits and joins texts, and converts tokens to ids.
 
-    A subclass defines `split`, `join` and `Options`, the class of its options. A subclass with other ids, such as those
-    of subword pieces, also overrides `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
+    A subclass defines `split`, `join` and `Options`, the class of its options. A subclass with other ids also overrides
+    `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
 
     Attributes:
         FILES: The names of the files that store the tokenizer in a run folder.
         is_character_level: Whether each token is one character or grapheme.
         unit: What a token is, for the unit of perplexities: "perplexity per word".
+        specials: The ids of the unknown token, the start token and the end token.
         is_subword: Whether tokens are pieces of words. The pieces of a text then depend on the text around them, and a
             tokenizer without a vocabulary splits into the words that `train` cuts into pieces.
 
@@ -82,6 +83,7 @@ class Tokenizer:
     is_character_level: ClassVar[bool] = False
     unit: ClassVar[str] = "token"
     is_subword: ClassVar[bool] = False
+    specials: Specials = SPECIAL_IDS
 
     def __init__(self, options: Any, tokens: Sequence[str] = SPECIAL_TOKENS) -> None:
         self.options, self._tokens = options, [*tokens]
@@ -103,7 +105,7 @@ class Tokenizer:
 
     @property
     def known_count(self) -> int:
-        """The number of tokens that a pretrained model knows; later ones were added to its tokenizer. Default: all."""
+        """The number of tokens that a pretrained model knows; later ones were added to its tokenizer."""
         return len(self)
 
     def __len__(self) -> int:
@@ -130,11 +132,6 @@ class Tokenizer:
     @cached_property
     def _id_by_token(self) -> dict[str, int]:
         return {token: token_id for token_id, token in enumerate(self.tokens) if token_id > END}
-
-    @property
-    def specials(self) -> Specials:
-        """The ids of the unknown token, the start token and the end token."""
-        return SPECIAL_IDS
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
         """Return the id of each token; an out-of-vocabulary token has the id of the unknown token."""
@@ -211,11 +208,9 @@ class WordTokenizer(Tokenizer):
     unit = "word"
 
     def split(self, text: str) -> list[str]:
-        """Return the words, numbers and punctuation marks of a text."""
         return [match.group() for match in WORD.finditer(self.normalize(text))]
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the tokens with spaces between them, except before closing marks and after opening marks."""
         text, is_in_quotes = "", False
         follows_opening = True  # no space precedes the first token
         for token in tokens:
@@ -233,11 +228,9 @@ class SpaceTokenizer(WordTokenizer):
     Options = SpaceOptions
 
     def split(self, text: str) -> list[str]:
-        """Return the parts of a text between white space."""
         return self.normalize(text).split()
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the tokens with a space between them."""
         return " ".join(tokens)
 
 
@@ -249,11 +242,9 @@ class CharacterTokenizer(Tokenizer):
     unit = "character"
 
     def split(self, text: str) -> list[str]:
-        """Return the code points of a text."""
         return list(self.normalize(text))
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the concatenated tokens."""
         return "".join(tokens)
 
 
@@ -264,7 +255,6 @@ class GraphemeTokenizer(CharacterTokenizer):
     unit = "grapheme"
 
     def split(self, text: str) -> list[str]:
-        """Return the grapheme clusters of a text."""
         return list(GRAPHEME.findall(self.normalize(text)))
 
 
