@@ -20,11 +20,10 @@ from factorcell.completion import User, learn_one
 from factorcell.completion.completer import Completer
 from factorcell.completion.pieces import MORE_TOKENS, PieceEngine, PieceIndex
 from factorcell.completion.search import SearchRequest
-from factorcell.config import Config
+from factorcell.config import BpeOptions, Config
 from factorcell.data.cache import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Specials
-from factorcell.options.option_fields import BpeOptions
 from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from factorcell.config import Config
+from factorcell.config import BpeOptions, Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.bpe import BpeTokenizer, _repeat_words, default_vocabulary
@@ -20,7 +20,6 @@ from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io.files import create_manifest
-from factorcell.options.option_fields import BpeOptions
 
 TEXTS = [
     "the sea is cold, the sun isn't",
