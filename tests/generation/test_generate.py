@@ -246,11 +246,11 @@ def test_invalid_options_of_the_command_are_reported(
     assert message in line
 
 
-def test_python_reports_the_mixture_and_unknown_words_of_the_prompt(tmp_path: Path) -> None:
+def test_python_reports_unknown_words_of_the_prompt(tmp_path: Path) -> None:
     run = with_ngrams(make_run(tmp_path / "run"), ["the sea", "cold sand"])
     with collected_findings() as findings:
         list(generate(run, CONTEXTS[:1], options=SHORT, prompt="the moon"))
-    assert {finding.name for finding in findings} == {"mixture", "unknown words"}
+    assert {finding.name for finding in findings} == {"unknown words"}
     assert any(finding.text.endswith("'moon'") for finding in findings)
 
 
