@@ -84,11 +84,13 @@ def test_values_that_training_did_not_see_are_refused_in_contexts_and_counted_in
     rome = {"city": "Rome"}
     with pytest.raises(UserError, match=r"^context: city 'Rome' was never seen"):
         run.read(["a"], [rome])
-    for source, context in (([{**ROWS[0], **rome}], None), (["a"], rome)):
-        with expected_finding("unseen values"):
-            run.score_rows(source, context=context)
+    row, one, each = ([{**ROWS[0], **rome}], None), (["a"], rome), (["a"], [rome])
+    for (source, context), default in zip((row, one, each), ("group", "error", "group"), strict=True):
+        if default == "group":
+            with expected_finding("unseen values"):
+                run.score_rows(source, context=context)
         with pytest.raises(UserError, match="city 'Rome' was never seen"):
-            run.score_rows(source, context=context, unknown="error")
+            run.score_rows(source, context=context, unknown=None if default == "error" else "error")
 
 
 def test_contexts_may_have_different_columns(run: Run) -> None:

@@ -5,7 +5,7 @@ error.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -292,16 +292,16 @@ class Run(TextModel):
                 bar.update(len(batch.rows))
         return nats
 
-    def score(self, source: Any, *, context: Any = None, unknown: str = "group") -> NDArray[np.float64]:
+    def score(self, source: Any, *, context: Any = None, unknown: str | None = None) -> NDArray[np.float64]:
         """Return the nats of whole texts (N,); see `score_rows`."""
         return np.array([row["nats"] for row in self.score_rows(source, context=context, unknown=unknown)])
 
-    def score_table(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group") -> Any:
+    def score_table(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str | None = None) -> Any:
         """Return the rows of `score_rows` as a `pandas.DataFrame`."""
         return self.score_rows(source, context=context, tokens=tokens, unknown=unknown).to_pandas()
 
     def score_rows(
-        self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str = "group"
+        self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str | None = None
     ) -> ResultRows:
         """Score whole texts, including those that training and `evaluate` cut after `max_tokens` tokens.
 
@@ -311,17 +311,19 @@ class Run(TextModel):
             context: Only for texts without a context: one context such as `{"stars": 5}` for all texts, or a list or
                 table with a context for each. Columns without a value get their expected values.
             tokens: Whether to list each target with its nats.
-            unknown: The policy for values that training never saw: "group", "expected" or "error".
+            unknown: The policy for values that training never saw: "group", "expected" or "error"; by default "error"
+                for one context, which may be mistyped, and "group" for tables.
 
         Returns:
             A row for each text: the index of the text in the source as `row`, `nats`, `targets`, `perplexity`, and
             `tokens` if requested.
 
         Raises:
-            UserError: The source cannot be read, or a text is longer than the backbone can read.
+            UserError: The source cannot be read, a value is unknown, or a text is longer than the backbone can read.
         """
+        policy = unknown or ("error" if isinstance(context, Mapping) else "group")
         try:
-            corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
+            corpus = self.prepare(source, context=context, unknown=policy, truncate=False)
         except EmptyTableError:
             return ResultRows()
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
