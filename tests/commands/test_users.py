@@ -264,7 +264,8 @@ def test_texts_are_forgotten_and_users_deleted(
     assert learned_by_service(service, "ann") == learned_by_library(model, [("cab", {"city": "Oslo"})])
     service.close()
     assert (
-        "users deleted: 1 of 2" in run_command(["users", "delete", "ann", "eve", "--purge", "--store", url], capsys)[1]
+        "users deleted: 1 of 2"
+        in run_command(["users", "delete", "ann", "eve", "--purge", "--store", url], capsys, 2)[1]
     )
     assert run_command(["users", "list", "--store", url], capsys)[0] == ["bob"]
 

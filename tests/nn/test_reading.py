@@ -84,8 +84,8 @@ def test_values_that_training_did_not_see_are_refused_in_contexts_and_counted_in
     rome = {"city": "Rome"}
     with pytest.raises(UserError, match=r"^context: city 'Rome' was never seen"):
         run.read(["a"], [rome])
-    row, one, each = ([{**ROWS[0], **rome}], None), (["a"], rome), (["a"], [rome])
-    for (source, context), default in zip((row, one, each), ("group", "error", "group"), strict=True):
+    in_table, typed, in_list = ([{**ROWS[0], **rome}], None), (["a"], rome), (["a"], [rome])
+    for (source, context), default in zip((in_table, typed, in_list), ("group", "error", "group"), strict=True):
         if default == "group":
             with expected_finding("unseen values"):
                 run.score_rows(source, context=context)

@@ -16,14 +16,14 @@ def pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("width", WINDOWS)
 @pytest.mark.parametrize("name", ["run", "runs", "demo", "contexts", "explain"])
-def test_key_figures_are_visible_and_nothing_is_cut_off(
+def test_the_content_is_visible_and_nothing_is_cut_off(
     browser: Any, pages: dict[str, str], name: str, width: int
 ) -> None:
     tab = browser.new_page(viewport={"width": width, "height": WINDOWS[width]})
     messages: list[str] = []
     tab.on("console", lambda message: messages.append(message.text))
     tab.set_content(pages[name])
-    assert tab.locator(".figures dd").count() > 0
+    assert tab.locator("section table, section svg, section img, .figures dd").count() > 0
     problems = find_problems(tab)
     tab.close()
     assert (problems, messages) == ([], [])

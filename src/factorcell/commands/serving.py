@@ -285,10 +285,12 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
 
     with _opened_store(arguments) as store:
         deleted_count = sum(store.delete(checked_id(user)) for user in arguments.users)
-        remark = "; the others are not in the store" if deleted_count < len(arguments.users) else ""
-        terminal.notify(f"users deleted: {deleted_count:,} of {len(arguments.users):,}{remark}")
         if arguments.purge:
             terminal.notify(*(f"still to do: {line}" for line in store.purge()))
+        count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
+        if deleted_count < len(arguments.users):
+            raise UserError(f"{count}; the others are not in the store")
+        terminal.notify(count)
 
 
 def add_users_migrate_arguments(parser: Parser) -> None:

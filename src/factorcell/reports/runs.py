@@ -13,7 +13,7 @@ from typing import Any
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.diagnostics import differ, run_findings, training_texts
-from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
+from factorcell.evaluation.explaining.token_evidence import TokenCounts, rank_shifted_tokens, read_training_texts
 from factorcell.evaluation.results import find_models, prediction_fields
 from factorcell.evaluation.text_figures import Figures
 from factorcell.io.output import is_number
@@ -21,7 +21,7 @@ from factorcell.ngram import ngram
 from factorcell.reports import charts
 from factorcell.reports.page import Chart, Page, Table, make_table
 from factorcell.runs import saved_results
-from factorcell.runs.run import Run, training_facts
+from factorcell.runs.run import Run, training_facts, training_table
 from factorcell.runs.saved_results import (
     BASELINE_ACCURACY,
     BASELINE_GAIN,
@@ -105,15 +105,21 @@ def read_models(folder: Path, has_words: bool = False) -> list[Row]:
 
 
 def _typical_words(run: Run) -> Iterator[Row]:
-    """Yield the words that the most frequent values of the first category raise and lower; users have none."""
+    """Yield the words that the most frequent values of the first category raise and lower; users have none.
+
+    If the training table still exists, only words whose change its texts support are shown.
+    """
     categories = run.schema.named_categories(run.config.data.user)
     if not (categories and run.config.model.output_bias) or run.tokenizer.is_character_level:
         return
     variable = categories[0]
+    source = training_table(run)
+    texts = None if source is None else read_training_texts(run, source)
     counted = sorted(zip(variable.values[1:], variable.counts[1:], strict=True), key=lambda pair: -pair[1])
     for value, _ in counted[:MAX_WORD_VALUES]:
         context = {variable.source_column: value}
-        rows = rank_shifted_tokens(run, context, None, None, count=WORD_COUNT, frequent=FREQUENT_WORDS)
+        counts = None if texts is None else TokenCounts.of_contexts(run, texts, [context, {}])
+        rows = rank_shifted_tokens(run, context, None, counts, count=WORD_COUNT, frequent=FREQUENT_WORDS)
         yield {"context": f"{variable.source_column}={value}", "rows": rows}
 
 

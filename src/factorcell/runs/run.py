@@ -321,7 +321,8 @@ class Run(TextModel):
         Raises:
             UserError: The source cannot be read, a value is unknown, or a text is longer than the backbone can read.
         """
-        policy = unknown or ("error" if isinstance(context, Mapping) else "group")
+        default = "error" if isinstance(context, Mapping) else "group"
+        policy = default if unknown is None else unknown
         try:
             corpus = self.prepare(source, context=context, unknown=policy, truncate=False)
         except EmptyTableError:
