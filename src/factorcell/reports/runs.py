@@ -86,6 +86,7 @@ def read_models(folder: Path, has_words: bool = False) -> list[Row]:
         ]
         return [model, *mixtures]
     facts = training_facts(folder)
+    columns = run.schema.columns() if run.model.is_adapted else ()
     training = {
         "config": run.config.to_dict(),
         "is_adapted": run.model.is_adapted,
@@ -99,7 +100,7 @@ def read_models(folder: Path, has_words: bool = False) -> list[Row]:
         "trained": [facts.get(name) for name in ("development_key", "texts", "source", "finetuned")],
         "gains": facts.get("context") or {},
         "words": list(_typical_words(run)) if has_words else [],
-        "cautions": [finding.text for finding in run_findings(run, run.schema.columns())],
+        "cautions": [finding.text for finding in run_findings(run, columns)],
     }
     return [{**model, **training}]
 

@@ -138,7 +138,7 @@ def train_run(
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:
         log_facts(("time", f"{(perf_counter() - start) / 60:.1f} of {minutes:g} minutes"))
-    report_run(run, run.schema.columns())
+    report_run(run, run.schema.columns() if run.model.is_adapted else ())
     return run
 
 
