@@ -154,6 +154,7 @@ def folder_with_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert cli.main(["train", "train.csv", "--out", "letters", *letters.split(), *SMALL.split()]) == 0
         person = {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "cold sea", "time": MAX_TIME}]}
         files.write_rows(folder / "people.jsonl", [person])
+        files.write_rows(folder / "eve.jsonl", [{**person, "user": "eve"}])
         assert cli.main(["users", "import", "people.jsonl", *STORE_OPTION.split()]) == 0
         assert cli.main(["users", "key", "all", "--keys", "keys.toml", "--scope", "admin"]) == 0
     return folder
@@ -240,6 +241,8 @@ def test_texts_and_files_of_all_commands(
 def test_commands_of_the_service_work(
     folder_with_inputs: Path, command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    importing = ["users", "import", "eve.jsonl", *STORE_OPTION.split()]
+    run_in_time(folder_with_inputs, importing, capfd)  # `users delete` deletes this user
     code, message = run_in_time(folder_with_inputs, [*command.split(), *COMMANDS[command].split()], capfd)
     assert code == 0, message
 
