@@ -5,6 +5,7 @@ Training measures the facts once and writes them to training.json, so that comma
 `Run.score`.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -66,6 +67,7 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
     log = [row for row in run.log() if row["split"] == "dev"]
     remedy = "train on more texts" if run.stopped_improving() else "train longer (--minutes, --epochs)"
     perplexities = facts.get("ngram", {}).get("perplexity", {})
+    perplexities = {name: math.inf if value is None else value for name, value in perplexities.items()}  # diverged
     if {"ngram", "neural"} <= perplexities.keys() and perplexities["ngram"] < perplexities["neural"]:
         comparison = "predicts worse than n-gram counts of the same texts"
         figures = f"development perplexity {perplexities['neural']:.2f} and {perplexities['ngram']:.2f}"
@@ -77,7 +79,7 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
             problem = f"undertrained: its perplexity fell by {fall:.0%} in the second half of the training"
             yield Finding("undertrained", f"{run.folder}: {problem}; {remedy}")
     ranks = facts.get("completion", {})
-    if ranks and ranks["mrr_model"] < ranks["mrr_popularity"]:
+    if ranks.get("mrr_model") is not None and ranks["mrr_model"] < ranks["mrr_popularity"]:
         problem = "the model alone suggests worse than counts of popular texts"
         figures = f"mean reciprocal rank {ranks['mrr_model']:.3f} and {ranks['mrr_popularity']:.3f}"
         yield Finding("weak model", f"{run.folder}: {problem} ({figures}); {remedy}")

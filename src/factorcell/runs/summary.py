@@ -69,10 +69,13 @@ def result_facts(run: Run) -> Iterator[Fact]:
         reference = gain_title(UNKNOWN_CONTEXT_GAIN).removeprefix("gain ")
         yield "gain", f"{gain.format_estimate('.1f', 100.0, '%')} {reference}{significance}"
     if perplexities := facts.get("ngram", {}).get("perplexity"):
-        yield "n-grams", f"{perplexities['ngram']:.2f}, mixture with the model {perplexities['mixture']:.2f}"
-    if row := facts.get("completion"):
+        counts, mixture = (format_number(perplexities[name], ".2f") for name in ("ngram", "mixture"))
+        yield "n-grams", f"{counts}, mixture with the model {mixture}"
+    row = facts.get("completion") or {}
+    if row.get("mrr") is not None:
         sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))
         difference = Interval.from_row(row, "mrr_difference")
         gain_over_model = f"; {difference.to_text('.3f')} over the model" if difference else ""
         yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({sources}){gain_over_model}"
-        yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"
+        if row["perplexity_change"] is not None:
+            yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"
