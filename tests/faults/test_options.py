@@ -296,7 +296,7 @@ def test_output_in_encodings_without_some_characters(folder_with_inputs: Path, e
     environment |= {"PYTHONIOENCODING": encoding} if encoding else {}
     for more in ((), ("--json",)):
         command = [sys.executable, "-m", "factorcell", "explain", "run", "--text", "čafé", *more]
-        command += ["--between", "city=Oslo", "city=Nice", "--threads", "1"]
+        command += ["--between", "city=Oslo", "city=Nice", "--threads", "1", "--verbose"]
         done = subprocess.run(
             [os.fsencode(word) for word in command],
             cwd=folder_with_inputs,
