@@ -1,4 +1,4 @@
-"""What the studies of completion need besides ranks: seen prefixes, nats of completed texts, a search for rates."""
+"""Measurements of the studies of completion besides ranks: seen prefixes, nats of texts, a search for rates."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -29,7 +29,7 @@ from factorcell.options.limits import EPOCHS, MAX_COUNT, MAX_FLOAT, MAX_SEED, Li
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
 ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # fields that a training sets; they are no options
+RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # fields that a training sets; users cannot set them
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")

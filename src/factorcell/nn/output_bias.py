@@ -36,7 +36,6 @@ from factorcell.data.columns.schema import MISSING, ContextSchema
 from factorcell.nn.head import HeadSizes
 
 HASH_SIZE, BLOOM_SIZE = 1 << 22, 1 << 26  # the buckets of the hash table, and the bits of the Bloom filter
-MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
 HASHES = 16  # number of hash functions of the Bloom filter: each pair of a value and a token sets one bit per function
 BATCH_PAIRS = 1 << 19  # largest number of pairs of a value and a token that are looked up at once
 MAX_CACHED_PAIRS = 1 << 27  # results of the filter are cached for variables with at most this many pairs

@@ -189,7 +189,7 @@ def _target_biases(bias: Tensor, targets: Tensor) -> Tensor:
 
 
 class _CompiledSampled(torch.autograd.Function):
-    """The autograd function of `sampled_nats`: PyTorch adds targets that are no samples to compiled exact nats."""
+    """The autograd function of `sampled_nats`: PyTorch adds the targets outside the samples to compiled nats."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:
