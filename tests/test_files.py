@@ -59,6 +59,16 @@ def test_a_tensor_of_one_element_and_any_stride_is_loaded_unchanged(tmp_path: Pa
     assert files.load_tensors(tmp_path / "t.safetensors")[0]["x"].tolist() == [0.0]
 
 
+def test_equal_tensors_are_saved_as_equal_files(tmp_path: Path) -> None:
+    saved_tensors = {"odd": torch.ones(3, dtype=torch.uint8), "a": torch.randn(3, 4), "步": torch.tensor(7.0)}
+    contents = set()
+    for _ in range(20):
+        files.save_tensors(tmp_path / "w", saved_tensors, {"step": 1, "name": "Málaga"})
+        contents.add((tmp_path / "w").read_bytes())
+    assert len(contents) == 1
+    assert all(torch.equal(saved_tensors[name], x) for name, x in files.load_tensors(tmp_path / "w")[0].items())
+
+
 def test_every_truncation_is_detected(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     files.save_tensors(whole, tensors(), {"step": 1})

@@ -15,7 +15,6 @@ import pytest
 from factorcell import Run, UserError
 from factorcell.config import Config
 from factorcell.io import files, lock
-from factorcell.runs.run import MANIFEST_FILES
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
 from tests.checkpoints import checkpoints_every
@@ -23,6 +22,7 @@ from tests.processes import requires_fork, run_and_kill
 from tests.training.test_resume import assert_same_run
 
 frequent_checkpoints = checkpoints_every(3)
+READING_FILES = ("config.json", "schema.json", "vocabulary.txt")
 
 ROWS = [{"text": text, "who": who} for who in ("ann", "bob") for text in ("bake bread", "ball", "bat and ball") * 3]
 CONFIG = Config.of(
@@ -60,7 +60,7 @@ def train_or_resume(folder: Path) -> Run:
 def assert_same_files(folder: Path, uninterrupted: Path) -> None:
     """Assert that the files equal those of an uninterrupted training except for times, and that there are no others."""
     assert_same_run(folder, uninterrupted)
-    for name in MANIFEST_FILES:
+    for name in (*READING_FILES, "training.json", "popularity.jsonl", "completion.json", "mixture.json"):
         resumed, expected = (path / name for path in (folder, uninterrupted))
         assert resumed.exists() == expected.exists(), name
         assert not resumed.exists() or resumed.read_bytes() == expected.read_bytes(), name
@@ -151,7 +151,7 @@ def test_trained_runs_and_other_files_are_not_overwritten(uninterrupted: Path, t
     files.write_json(tmp_path / "recipe" / "config.json", {})
     bare = Path(shutil.copytree(uninterrupted, tmp_path / "bare"))
     for path in bare.iterdir():
-        if path.name not in ("config.json", "schema.json", "vocabulary.txt", "weights.safetensors", files.MANIFEST):
+        if path.name not in (*READING_FILES, "weights.safetensors"):
             path.unlink()
     with_notes = Path(shutil.copytree(uninterrupted, tmp_path / "with_notes"))
     for path in with_notes.iterdir():

@@ -261,7 +261,6 @@ def test_nothing_in_a_run_folder_can_execute_code(uninterrupted: Path) -> None:
         "weights.safetensors",
         "checkpoint.safetensors",
         "log.jsonl",
-        "digests.json",
     }
     for file in uninterrupted.iterdir():
         content = file.read_bytes()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any
 
 from factorcell.errors import UserError
 from factorcell.io.findings import Finding, report
@@ -37,14 +37,19 @@ def training_lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     with file:
-        try:
-            _lock(file)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
-        except OSError:
-            text = f"{folder}: the file system has no locks; do not start a second training in this folder"
-            report(Finding("no locks", text))
+        for attempt in range(ATTEMPTS):
+            try:
+                _lock(file, exclusively=True)
+                break
+            except BlockingIOError:
+                if attempt == ATTEMPTS - 1:
+                    file.seek(0)
+                    raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
+                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+            except OSError:
+                text = f"{folder}: the file system has no locks; do not start a second training in this folder"
+                report(Finding("no locks", text))
+                break
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
@@ -57,27 +62,11 @@ def training_lock(folder: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _lock(file: TextIO) -> None:
-    """Lock a file; raise `BlockingIOError` if another process has locked it, and `OSError` if there are no locks."""
-    if fcntl is None:
-        raise OSError
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if attempt == ATTEMPTS:
-                raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-
-
 def is_locked(folder: Path) -> bool | None:
     """Return whether a process trains in `folder`; None if the system or the file system has no locks."""
     try:
         with (folder / FILE).open("rb") as file:
-            if fcntl is None:
-                return None
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(file, exclusively=False)
     except FileNotFoundError:
         return False
     except BlockingIOError:
@@ -85,3 +74,10 @@ def is_locked(folder: Path) -> bool | None:
     except OSError:
         return None
     return False
+
+
+def _lock(file: IO[Any], *, exclusively: bool) -> None:
+    """Lock a file; raise `BlockingIOError` if another process has locked it, and `OSError` if there are no locks."""
+    if fcntl is None:
+        raise OSError
+    fcntl.flock(file, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)

@@ -263,7 +263,6 @@ class MixedModels:
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
-        files.create_manifest(self.folder, (FILE,))
         variable = self.variable
         content = {
             "models": [os.path.relpath(model.folder, self.folder) for model in self.models],

@@ -21,7 +21,7 @@ from factorcell.data.tokenizers.tokenizer import (
     WordTokenizer,
 )
 from factorcell.errors import UserError
-from factorcell.io import files, pretrained
+from factorcell.io import input_files, pretrained
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     "word": WordTokenizer,
@@ -72,7 +72,7 @@ def load_tokenizer(config: Config, folder: Path) -> Tokenizer:
         UserError: A file is missing or damaged.
     """
     cls = tokenizer_class(config.tokenizer.kind)
-    contents = {name: files.read(folder / name) for name in cls.FILES}
+    contents = {name: input_files.read_bytes(folder / name) for name in cls.FILES}
     try:
         return cls.from_contents(config.tokenizer, contents)
     except (ValueError, OverflowError) as error:
