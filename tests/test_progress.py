@@ -29,11 +29,9 @@ def _log_progress() -> Iterator[None]:
         yield
 
 
-def test_a_log_gets_a_line_every_30_seconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_gets_lines_every_30_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    monkeypatch.setattr("time.time", lambda: now[0])
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     with progress_bar(desc="reading", unit="rows", total=100) as bar:
         for second in range(100):
             now[0] = second

@@ -173,7 +173,7 @@ def test_merging_does_not_change_the_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tokenizer", "architecture"), [("char", "gpt2"), ("bpe", "gpt2"), ("word", "gpt2")])
-def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architecture: str, tmp_path: Path) -> None:
+def test_a_new_transformer_is_merged_with_pieces(tokenizer: str, architecture: str, tmp_path: Path) -> None:
     sizes = {"layers": 1, "hidden_size": 16, "context_size": 3, "variable_size": 3, "rank": 2}
     config = Config.of(architecture=architecture, context=("city",), min_count=1, min_context_count=1, **sizes)
     config = config.with_options(tokenizer=tokenizer, max_vocabulary=280)
@@ -184,6 +184,9 @@ def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architec
     run.model.requires_grad_(False)
     export(run, tmp_path / "merged", to="merged", context=OSLO)
     assert_same(run, OSLO, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert (tmp_path / "merged" / "tokenizer.json").exists() == (tokenizer == "bpe")
+    if tokenizer != "bpe":
+        return
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     for text in ("the sea, is cold", "sun sun 😀", "", "<s> the"):
         assert loaded(text)["input_ids"] == tokens_of(run, text)[0].tolist()

@@ -52,7 +52,6 @@ _SYMBOL_LETTER = regex.compile("LATIN (?:CAPITAL|SMALL) LETTER ([A-Z])$")  # the
 _REGIONAL_LETTERS = regex.compile(
     r"(?<!\p{RI})\p{RI}(?:\p{RI}{2})*+(?!\p{RI})|(?<![\p{L}\p{M}\p{N}\p{RI}])\p{RI}++(?![\p{L}\p{M}\p{N}])"
 )
-_REGIONAL_A = ord("\N{REGIONAL INDICATOR SYMBOL LETTER A}")
 _DIGIT_MARKS = regex.compile(r"(?<=[0-9])\p{M}++")
 # Patterns of characters, and the form of such a character; the first pattern that matches decides.
 _FORMS = [
@@ -67,18 +66,14 @@ _FORMS = [
     )
 ]
 MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
-# Also a pattern of the library `tokenizers`, whose lookbehinds contain no repetition
-FINAL_SIGMA = regex.compile(r"(?<=\p{Greek}|\p{Greek}\p{M}|\p{Greek}\p{M}\p{M})σ(?!\p{M}*\p{L})")
+_FINAL_SIGMA = regex.compile(r"(?<=\p{Greek}\p{M}{0,2})σ(?!\p{M}*\p{L})")
 _DOTS_OF_I = regex.compile("(?<=[iI])\u0307+")
-# Scripts without spaces between words: those of the Unicode line breaking classes ID and SA (UAX #14), and those of
-# Java and Bali. The last two characters belong to several scripts.
-UNSPACED_SCRIPTS = (
-    *("Han", "Hiragana", "Katakana", "Bopomofo", "Yi", "Nushu", "Tangut"),
-    *("Thai", "Lao", "Khmer", "Myanmar", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom"),
-    *("Javanese", "Balinese"),
+# Letters of scripts without spaces between words; the last two characters belong to several scripts.
+UNSPACED = (
+    r"\p{Line_Break=Complex_Context}\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\p{Nushu}\p{Tangut}"
+    r"\p{Javanese}\p{Balinese}〆ー"
 )
-UNSPACED = "".join(rf"\p{{Script={script}}}" for script in UNSPACED_SCRIPTS) + "〆ー"
-HANGUL = r"\p{Script=Hangul}"
+HANGUL = r"\p{Hangul}"
 _IDEOGRAPHIC_STOP = regex.compile("(?<=[A-Za-z0-9])。(?=[A-Za-z0-9])")  # as a dot of a domain (UTS #46)
 
 
@@ -115,9 +110,7 @@ def screening(text: str, *, ignore_case: bool = False) -> str:
     if text.isascii() and text.isprintable():
         return " ".join((text.casefold() if ignore_case else text).split())
     form = unicodedata.normalize("NFC", text).translate(_LOOK_ALIKES)
-    form = _REGIONAL_LETTERS.sub(
-        lambda match: "".join(chr(ord(letter) - _REGIONAL_A + ord("A")) for letter in match[0]), form
-    )
+    form = _REGIONAL_LETTERS.sub(lambda match: "".join(unicodedata.name(letter)[-1] for letter in match[0]), form)
     form = _DIGIT_MARKS.sub("", _without_dots_of_i(form))
     form = " ".join(_IDEOGRAPHIC_STOP.sub(".", form).split())
     return unicodedata.normalize("NFC", form.casefold()) if ignore_case else form
@@ -135,7 +128,7 @@ def lower_case(text: str) -> str:
 
 def with_final_sigma(text: str) -> str:
     """Return a text in which each σ after a Greek letter at the end of a word is ς; `lower_case` has only σ."""
-    return str(FINAL_SIGMA.sub("ς", text))
+    return str(_FINAL_SIGMA.sub("ς", text))
 
 
 class _LookAlikes(dict[int, str]):

@@ -1,6 +1,7 @@
 """A lock on a folder, so that only one process at a time trains in it.
 
-The system releases the lock when the process ends, even after `kill -9`.
+The system releases the lock when the process ends, even after `kill -9`. Without locks, as on Windows and some network
+file systems, each process gets the lock.
 """
 
 import os
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from factorcell.errors import UserError
-from factorcell.io.findings import Finding, report
 
 try:
     import fcntl
@@ -37,19 +37,13 @@ def training_lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     with file:
-        for attempt in range(ATTEMPTS):
-            try:
-                _lock(file, exclusively=True)
-                break
-            except BlockingIOError:
-                if attempt == ATTEMPTS - 1:
-                    file.seek(0)
-                    raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
-                time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-            except OSError:
-                text = f"{folder}: the file system has no locks; do not start a second training in this folder"
-                report(Finding("no locks", text))
-                break
+        attempts = 1
+        while not _lock(file, exclusively=True):
+            if attempts == ATTEMPTS:
+                file.seek(0)
+                raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there")
+            attempts += 1
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
@@ -62,22 +56,20 @@ def training_lock(folder: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
-def is_locked(folder: Path) -> bool | None:
-    """Return whether a process trains in `folder`; None if the system or the file system has no locks."""
+def is_locked(folder: Path) -> bool:
+    """Return whether a process trains in `folder`."""
     try:
         with (folder / FILE).open("rb") as file:
-            _lock(file, exclusively=False)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+            return not _lock(file, exclusively=False)
     except OSError:
-        return None
-    return False
+        return False
 
 
-def _lock(file: IO[Any], *, exclusively: bool) -> None:
-    """Lock a file; raise `BlockingIOError` if another process has locked it, and `OSError` if there are no locks."""
-    if fcntl is None:
-        raise OSError
-    fcntl.flock(file, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+def _lock(file: IO[Any], *, exclusively: bool) -> bool:
+    """Lock a file; return whether no other process has locked it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError as error:  # other errors: the file system has no locks
+        return not isinstance(error, BlockingIOError)
+    return True

@@ -54,7 +54,7 @@ class Architecture:
             setattr(config, name, value)
         if hasattr(config, "quantization_config"):  # of a base in GGUF, whose weights have become floats
             del config.quantization_config
-        with quiet(library), torch.device("meta"):
+        with quiet(), torch.device("meta"):
             model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
         config.architectures = [type(model).__name__]
         return cls(config, model)
@@ -167,7 +167,7 @@ def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
     names = tokens.new_tensor([[start, *fixed.name_ids] if fixed.name_ids else []])
     where = f"{run.folder}: the architecture {fixed.backbone.base.config.model_type} cannot be merged"
     try:
-        with quiet(library):
+        with quiet():
             model = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # architectures refuse weights with errors of many kinds
         raise UserError(f"{where} ({first_line(error)})") from None

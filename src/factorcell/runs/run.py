@@ -141,7 +141,7 @@ class Run(TextModel):
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
         folder = Path(folder)
-        was_training = trained and bool(lock.is_locked(folder))
+        was_training = trained and lock.is_locked(folder)
         if trained:
             training_state.check_weights(folder)
         config = read_config(folder)

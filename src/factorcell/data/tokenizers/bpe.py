@@ -252,6 +252,36 @@ class BpeTokenizer(Tokenizer):
         trained.pre_tokenizer = pre_tokenizer
         return type(self)(self.options, trained)
 
+    def to_transformers(self, vocabulary_size: int, start_id: int) -> Any:
+        """Return a tokenizer of `transformers` with the same ids, which puts `start_id` before each text.
+
+        It has the first `vocabulary_size` tokens; only special tokens that a run has added to those of a pretrained
+        model may be left out.
+        """
+        library = import_library()
+        content = json.loads(self._library.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocabulary_size]
+        splitter, normalizers = library.Tokenizer.from_str(json.dumps(content)), library.normalizers
+        if self.options.lowercase:  # as `normalize`
+            without_dots = normalizers.Replace(library.Regex("i\u0307+"), "i")
+            steps = [normalizers.NFC(), normalizers.Lowercase(), normalizers.Replace("ς", "σ"), without_dots]
+            others = [] if splitter.normalizer is None else [splitter.normalizer]
+            splitter.normalizer = normalizers.Sequence([*steps, normalizers.NFC(), *others])
+        unknown_id, _, end_id = self.specials
+        unknown = self.tokens[unknown_id] if unknown_id < vocabulary_size else None
+        start, end = self.tokens[start_id], self.tokens[end_id]
+        splitter.post_processor = library.processors.TemplateProcessing(
+            single=[start, "$A"], pair=[start, "$A", start, "$B"], special_tokens=[(start, start_id)]
+        )
+        splitter.add_special_tokens([name for name in dict.fromkeys((unknown, start, end)) if name is not None])
+        return pretrained.transformers().PreTrainedTokenizerFast(
+            tokenizer_object=splitter,
+            unk_token=unknown,
+            bos_token=start,
+            eos_token=end,
+            split_special_tokens=True,  # a text that contains "<s>" does not contain a special token
+        )
+
     def contents(self) -> dict[str, bytes]:
         names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self.specials, strict=True)}
         texts = (self._library.to_str(pretty=True), json.dumps(names, indent=2, ensure_ascii=False) + "\n")
