@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from factorcell.config import BpeOptions, Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizers.bpe import BpeTokenizer, _repeat_words, default_vocabulary
+from factorcell.data.tokenizers.bpe import BpeTokenizer, default_vocabulary
 from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 from factorcell.errors import UserError
@@ -255,10 +255,11 @@ def test_the_default_size_grows_with_the_texts() -> None:
     assert sizes[0] < sizes[2] < sizes[-1] == default_vocabulary(10**12)
 
 
-def test_large_counts_are_scaled_down() -> None:
-    lines = list(_repeat_words({"b": 2500, "a": 1, "c": 10}, 2.0))
-    assert Counter(" ".join(lines).split()) == {"b": 1250, "c": 5}
-    assert lines == list(_repeat_words({"c": 10, "a": 1, "b": 2500}, 2.0))
+def test_counts_of_many_words_are_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    untrained = new_tokenizer(Config.of(tokenizer="bpe", max_vocabulary=300))
+    scaled = untrained.train({"thethe": 100, "seasea": 50}).contents()
+    monkeypatch.setattr("factorcell.data.tokenizers.bpe.MAX_TRAINING_WORDS", 150)
+    assert untrained.train({"seasea": 5000, "thethe": 10_000, "rare": 20}).contents() == scaled
 
 
 def test_lower_case_is_an_option() -> None:

@@ -177,8 +177,8 @@ def test_a_saved_model_opens_without_its_training_data(tmp_path: Path, rows: lis
     files.write(tables, (tmp_path / "other" / "ngrams.safetensors").read_bytes())
     with pytest.raises(UserError, match="do not match the order"):
         NGram.open(tmp_path / "model")
-    tables.write_bytes(tables.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(UserError, match="altered"):
+    tables.write_bytes(tables.read_bytes()[:-1])
+    with pytest.raises(UserError, match="truncated"):
         NGram.open(tmp_path / "model")
 
 

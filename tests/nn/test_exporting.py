@@ -19,7 +19,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.runs import lora_files
-from factorcell.runs.exporting import export
+from factorcell.runs.exporting import _begin_of_texts, export
 from factorcell.runs.fixed_context import FixedContext
 from factorcell.runs.run import Run
 from tests.findings import logged_progress
@@ -112,12 +112,8 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
     fixed = FixedContext.of(run, OSLO, "error")
     start, names = run.tokenizer.specials.start, run.tokenizer.encode(run.tokenizer.split("city: Oslo\n"))
     assert fixed.name_ids == tuple(names)
-    if to == "lora":
-        assert f"put the tokens {[start, *names, start]} before each text, as in training: <s>, " in notices[-1]
-    else:
-        assert 'call the tokenizer with two texts, "city: Oslo\\n" and the text; it puts the start token' in notices[-1]
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-        assert tokenizer("city: Oslo\n", "abcab")["input_ids"] == [start, *names, *tokens_of(run)[0].tolist()]
+    assert f"put the tokens {[start, *names, start]} before each text, as in training: <s>, " in notices[-1]
+    assert 'call the tokenizer with two texts, "city: Oslo\\n" and the text' in _begin_of_texts(fixed, True)
     exported = (
         load_lora(tmp_path / "llama", tmp_path / "exported")
         if to == "lora"

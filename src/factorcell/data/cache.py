@@ -19,7 +19,7 @@ from factorcell.config import Config
 from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.corpus import Corpus, original_texts
+from factorcell.data.corpus import Corpus, digests
 from factorcell.data.table_findings import CONTEXTS, number_findings, table_findings
 from factorcell.data.tables.chunks import EmptyTableError, Table
 from factorcell.data.tables.tables import open_table
@@ -66,7 +66,8 @@ class TokenizedTexts:
             sizes.append(len(ids) - begin)
         self.chunks.append((np.array(ids, dtype=np.uint32), np.array(sizes, dtype=np.int64)))
         if self.tokenizer.is_lossless:
-            self.originals.append(original_texts([self.tokenizer.normalize(text) for text in texts]))
+            originals = [self.tokenizer.normalize(text).encode("utf-8", "surrogatepass") for text in texts]
+            self.originals.append(np.stack([np.array([*map(len, originals)], np.uint64), digests(originals)], axis=1))
 
     def corpus_fields(self, *, train: bool) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from texts; `train` creates the vocabulary from these texts."""

@@ -119,7 +119,7 @@ class Corpus:
     @property
     def truncated(self) -> NDArray[np.bool_]:
         """Whether each text was cut after `max_tokens` tokens and therefore has no end token (rows,)."""
-        is_cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end)
+        is_cut: NDArray[np.bool_] = self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end
         return is_cut
 
     def unknown_tokens(self) -> tuple[list[str], NDArray[np.int64]]:
@@ -282,12 +282,6 @@ def _split_batches(
         begin = end
 
 
-def original_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
-    """Return the size in bytes of UTF-8 and a 64-bit digest of each text (rows, 2)."""
-    encoded_texts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return np.stack([np.array([*map(len, encoded_texts)], np.uint64), _digests(encoded_texts)], axis=1)
-
-
 def originals_key(originals: NDArray[np.uint64]) -> str:
     """Return a digest of all texts of `Corpus.originals` and their order."""
     return hashlib.sha256(np.ascontiguousarray(originals[:, 1]).tobytes()).hexdigest()[:16]
@@ -296,15 +290,14 @@ def originals_key(originals: NDArray[np.uint64]) -> str:
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
     """Return the index of each text's first target among all targets, followed by the number of targets (rows + 1,)."""
     # Each text before an offset has one token that is not a target: its start token.
-    offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
-    return offsets
+    return corpus.offsets - np.arange(len(corpus.offsets))
 
 
 def target_ids(corpus: Corpus) -> NDArray[np.int64]:
     """Return the ids of all targets, one text after the other: every token except the start tokens."""
     is_target = np.ones(len(corpus.tokens), dtype=bool)
-    is_target[np.asarray(corpus.offsets[:-1])] = False
-    return np.asarray(corpus.tokens)[is_target].astype(np.int64)
+    is_target[corpus.offsets[:-1]] = False
+    return corpus.tokens[is_target].astype(np.int64)
 
 
 def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
@@ -347,12 +340,12 @@ def text_hashes(corpus: Corpus) -> NDArray[np.uint64]:
     names = [name.encode("utf-8", "surrogatepass") + b"\xff" for name in corpus.unknown_names]
     tokens = (corpus.tokens[begin:end].tobytes() for begin, end in pairwise(corpus.offsets.tolist()))
     unknown = (corpus.unknown.values[begin:end].tolist() for begin, end in pairwise(corpus.unknown.offsets.tolist()))
-    return _digests(
+    return digests(
         b"".join((ids, *map(names.__getitem__, indices))) for ids, indices in zip(tokens, unknown, strict=True)
     )
 
 
-def _digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
+def digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
     """Return a 64-bit digest of each item."""
-    digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
-    return np.frombuffer(digests, "<u8")  # little-endian on every machine
+    joined = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return np.frombuffer(joined, "<u8")  # little-endian on every machine

@@ -13,26 +13,22 @@ import unicodedata
 
 import regex
 
+from factorcell.io.output import JOINERS, TAGS
+
 _INVISIBLE = (
     r"[[\p{Default_Ignorable_Code_Point}\p{Cc}[\p{Cf}--\p{Prepended_Concatenation_Mark}--\p{Script=Egyptian_Hieroglyphs}]]"
     r"--[\s\x1c-\x1f]]"
 )
-# Invisible characters remain where they can change what a reader sees: joiners after emoji and letters of scripts that
-# use them, selectors after emoji, Han and Mongolian characters, and the tags of a flag such as that of Scotland.
-_JOINING = (
-    r"[\p{Extended_Pictographic}\p{Emoji_Modifier}[\p{L}--\p{Script=Latin}--\p{Script=Greek}--\p{Script=Cyrillic}"
-    r"--\p{Script=Han}--\p{Script=Hiragana}--\p{Script=Katakana}--\p{Script=Hangul}--\p{Script=Common}]]"
-)
-_MEANINGFUL = (
-    rf"(?<={_JOINING}\p{{M}}*)\p{{Join_Control}}"
-    r"|(?<=[\p{Emoji}--\p{ASCII}])[\uFE0E\uFE0F]|(?<=[0-9#*])\uFE0F(?=\uFE0F*\u20E3)"
-    r"|(?<=\p{Unified_Ideograph})[\U000E0100-\U000E01EF]|(?<=[\p{Script=Mongolian}--\p{DI}])[\u180B-\u180F]"
-    r"|(?<=\N{WAVING BLACK FLAG}[\U000E0020-\U000E007E]*)[\U000E0020-\U000E007F]"
-)
+# Invisible characters that can change what a reader sees: joiners, tags of flags, and selectors of variants
 _SELECTIVE = r"[\p{Join_Control}\uFE0E\uFE0F\u180B-\u180F\U000E0020-\U000E007F\U000E0100-\U000E01EF]"
 _ANY_INVISIBLE = regex.compile(_INVISIBLE, regex.V1)
 _MEANINGLESS = regex.compile(rf"[{_INVISIBLE}--{_SELECTIVE}]++", regex.V1)
-_STRAY = regex.compile(rf"(?!{_MEANINGFUL}){_SELECTIVE}", regex.V1)
+# Selective characters that change nothing, because they do not follow an emoji or a letter of a script with such ones
+_STRAY = regex.compile(
+    rf"{JOINERS}|{TAGS}|(?!(?<=[\p{{Emoji}}--\p{{ASCII}}])|(?<=[0-9#*])\uFE0F++\u20E3)[\uFE0E\uFE0F]"
+    r"|(?<!\p{Unified_Ideograph})[\U000E0100-\U000E01EF]|(?<![\p{Script=Mongolian}--\p{DI}])[\u180B-\u180F]",
+    regex.V1,
+)
 
 # Characters that `screening` removes: also enclosing and overlaid marks, lines above and below, vowel signs of Arabic
 # and Hebrew, tatweel, and symbols that show nothing

@@ -134,7 +134,7 @@ class ContextModel(nn.Module):
         if folder is not None:
             tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
             check_tensors(tensors, adapters, model, Path(folder))
-            report_other_base(self._first_values, (facts or {}).get(FIRST_VALUES, {}), tensors, Path(folder))
+            report_other_base(self._first_values, facts.get(FIRST_VALUES, {}), tensors, Path(folder))
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)

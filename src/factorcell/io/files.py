@@ -1,7 +1,7 @@
 """Reading and atomic writing of files: bytes, JSON, rows of JSON lines, and tensors.
 
 After a crash, a file has either its old or its new content. Tensors are stored as safetensors files, which cannot
-execute code. The header of such a file contains a SHA-256 of its tensors and facts, so reading detects damage.
+execute code.
 """
 
 import hashlib
@@ -11,11 +11,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -57,12 +56,6 @@ def write(path: str | Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        with suppress(OSError):  # Windows cannot open folders, and some file systems cannot synchronize them
-            handle = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
     except OSError as error:
         partial.unlink(missing_ok=True)
         assurance = "; the previous file is unchanged" if path.exists() else ""
@@ -106,18 +99,18 @@ def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
     return not names
 
 
-def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserError:
-    """Return the error about a folder that exists already; its message suggests `resume` if `resumable`."""
-    if not resumable:
-        return UserError(f"{folder}: exists already; choose another folder")
-    return UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
+def check_new(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
+    """Raise `UserError` unless a folder is new; if `resumable`, the message suggests `resume`."""
+    if not is_new(folder, first_files):
+        if not resumable:
+            raise UserError(f"{folder}: exists already; choose another folder")
+        raise UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
 
 
 def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
     """Create `folder`, or empty it except for its lock and hidden files; raise `UserError` if it is not new."""
     folder = Path(folder)
-    if not is_new(folder, first_files):
-        raise folder_exists_error(folder, resumable=resumable)
+    check_new(folder, first_files, resumable=resumable)
     try:
         for path in input_files.list_visible(folder):
             if path.is_dir():
@@ -168,24 +161,9 @@ def require_finite_number(value: Any, path: Path, entry: str) -> float:
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Replace the file `path` by a safetensors file of `tensors`, `facts` (values for JSON) and a checksum of both."""
+    """Replace the file `path` by a safetensors file of `tensors` and `facts` (values for JSON)."""
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    facts_json = json.dumps(facts, sort_keys=True)
-    metadata = {"facts": facts_json, "sha256": _digest(cpu_tensors, facts_json)}
-    write(path, to_safetensors(cpu_tensors, metadata))
-
-
-def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the content of a safetensors file, which is the same for the same tensors and metadata."""
-    content = save(dict(tensors), dict(metadata))
-    # The file contains the size of its JSON header in 8 bytes, the header, and the tensors. The header has the metadata
-    # in a random order.
-    header_end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:header_end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    new_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    new_header += b" " * (-len(new_header) % 8)  # the tensors after the header must be aligned to 8 bytes
-    return b"".join((len(new_header).to_bytes(8, "little"), new_header, memoryview(content)[header_end:]))
+    write(path, save(cpu_tensors, {"facts": json.dumps(facts, sort_keys=True)}))
 
 
 @contextmanager
@@ -200,36 +178,15 @@ def open_tensors(path: Path) -> Iterator[Any]:
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and facts of a file of `save_tensors`; raise `UserError` if it is missing or damaged."""
-    tensors, facts, _ = load_with_checksum(path)
-    return tensors, facts
-
-
-def load_with_checksum(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
-    """Return what `load_tensors` returns, and the checksum (32 bytes)."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")
     try:
         with open_tensors(path) as file:
-            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, RuntimeError) as error:
+            return tensors, json.loads((file.metadata() or {}).get("facts", "{}"))
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
-    facts_json, checksum = metadata.get("facts", "null"), metadata.get("sha256", "")
-    if checksum != _digest(tensors, facts_json):
-        raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
-    return tensors, json.loads(facts_json), bytes.fromhex(checksum)
-
-
-def _digest(tensors: Mapping[str, Tensor], facts_json: str) -> str:
-    digest = hashlib.sha256(facts_json.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # A contiguous tensor of one element may have any stride, but `view` requires a stride of 1.
-        flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -64,8 +64,7 @@ def export(
         UserError: The folder is not empty, the context is not valid, or the format cannot store a part of the run.
     """
     check_choice("format", to, EXPORT_FORMATS)
-    if not files.is_new(folder):
-        raise files.folder_exists_error(folder)
+    files.check_new(folder)
     fixed = FixedContext.of(run, context or {}, unknown)
     fixed, remarks = _with_storable_biases(fixed, to, approximate)
     with _complete_folder(Path(folder)) as partial:

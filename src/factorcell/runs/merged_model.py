@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from factorcell.errors import UserError
@@ -96,7 +97,7 @@ def write_merged_model(fixed: FixedContext, folder: Path) -> None:
     """
     architecture = _with_biases(fixed)
     architecture.config.save_pretrained(folder)
-    tensors = files.to_safetensors(_tensors(fixed, architecture), {"format": "pt"})
+    tensors = save(_tensors(fixed, architecture), {"format": "pt"})
     files.write(folder / "model.safetensors", tensors)
     _compare_with_run(fixed, folder)
 

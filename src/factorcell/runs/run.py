@@ -1,5 +1,6 @@
 """The run folder: one trained model with everything that it needs to read new texts (docs/formats.md)."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from factorcell.nn.scoring import TextModel, check_lengths, put_batch, score_row
 from factorcell.runs import training_state
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
-FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
+FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the SHA-256 of its weights
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 TEXT_HASHES = "text_hashes.safetensors"  # of training texts, to find them in tables that are evaluated
@@ -180,7 +181,7 @@ class Run(TextModel):
             UserError: The weights are missing or damaged, or the schema or the vocabulary was altered.
         """
         path = self.folder / training_state.WEIGHTS
-        tensors, facts, checksum = files.load_with_checksum(path)
+        tensors, facts = files.load_tensors(path)
         files.check_digests(self.folder, facts.get("digests", {}))
         for name, tensor in tensors.items():
             if not tensor.sum().isfinite():
@@ -189,7 +190,8 @@ class Run(TextModel):
             for name, tensor in self.model.saved_tensors().items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
-        self.fingerprint = checksum[:FINGERPRINT_BYTES]
+        with path.open("rb") as file:
+            self.fingerprint = hashlib.file_digest(file, "sha256").digest()[:FINGERPRINT_BYTES]
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Write the weights of the model and `facts` about them to the folder."""

@@ -397,8 +397,7 @@ def mix(
         UserError: If the folder exists, a table is not valid, or the models have different vocabularies.
     """
     folder = Path(folder)
-    if not files.is_new(folder):
-        raise files.folder_exists_error(folder)
+    files.check_new(folder)
     if not folders:
         raise UserError("models: a mixture needs at least one model")
     check_unknown(unknown)
