@@ -57,7 +57,7 @@ class TextCounts:
             canonical_texts.append(same_text(text))
         if users is None:
             return cls._count(canonical_texts, None, min_count, 0)
-        id_by_name = defaultdict[str, int](lambda: len(id_by_name) + 1)
+        id_by_name: defaultdict[str, int] = defaultdict(lambda: len(id_by_name) + 1)
         names = category_names(users, "users", len(canonical_texts))
         user_ids = np.array([0 if name is None else id_by_name[name] for name in names], np.int32)
         return cls._count(canonical_texts, user_ids, min_count, min_users)
@@ -86,7 +86,7 @@ class TextCounts:
         cls, texts: Iterable[str], users: NDArray[np.int32] | None, min_count: int, min_users: int
     ) -> "TextCounts":
         """Count texts in canonical form; `users` are the ids of their users, 0 for a missing user."""
-        index_by_text = defaultdict[str, int](lambda: len(index_by_text))
+        index_by_text: defaultdict[str, int] = defaultdict(lambda: len(index_by_text))
         indices = np.fromiter(map(index_by_text.__getitem__, texts), np.int64)
         counts = np.bincount(indices)
         is_popular = counts >= min_count
