@@ -39,14 +39,6 @@ MIN_IBAN_DIGITS = 8  # every country has more; words after two letters and two d
 MIN_KEY_LENGTH = 16  # characters of a random word
 COMMON_PUNCTUATION = set("'’-.,:;()[]/\"?&#_")  # common in ordinary text, and therefore not a sign of a password
 
-_TIME = regex.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])[0-2]\d[0-5]\d[0-5]\d\d{0,3}")  # 20240131235959
-_DATE = regex.compile(
-    r"(?<!\d)(?:\d{1,2}[ ./-]\d{1,2}[ ./-](?:19|20)\d\d|(?:19|20)\d\d[ ./-]\d{1,2}[ ./-]\d{1,2})(?!\d)"
-)
-_RUN = regex.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")  # as in identifiers: parseHTTP2Request is parse, HTTP, 2, Request
-_CHANGE = regex.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
-_UUID = regex.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", regex.IGNORECASE)
-
 _TABLES = tomllib.loads((resources.files("factorcell") / "assets" / "private_content.toml").read_text("utf-8"))
 _PARTS = {"unspaced": UNSPACED, "hangul": HANGUL}
 
@@ -59,10 +51,9 @@ def _expand(pattern: str | list[str]) -> str:
 
 for _name, _part in _TABLES["parts"].items():
     _PARTS[_name] = _expand(_part)
-SEPARATOR = regex.compile(_PARTS["separator"])
 ORDINARY_WORDS = frozenset(_TABLES["words"]["ordinary"].split())
 ORDINARY_ENDINGS = tuple(_TABLES["words"]["ordinary_endings"])
-TECHNICAL_WORD = regex.compile(_expand(_TABLES["words"]["technical"]), regex.IGNORECASE)
+PATTERNS = {name: regex.compile(_expand(pattern), regex.IGNORECASE) for name, pattern in _TABLES["patterns"].items()}
 
 
 def find_private_content(text: str, context: Mapping[str, Any] | None = None) -> str | None:
@@ -103,7 +94,7 @@ def _find_in_text(text: str) -> str | None:
 
 def _is_iban(match: Match) -> bool:
     """Return whether an IBAN begins here, written without separators or in groups of four characters."""
-    groups = SEPARATOR.split(match[1])
+    groups = PATTERNS["separator"].split(match[1])
     for count, group in enumerate(groups, 1):
         has_valid_form = len(group) <= 4 or count == 1
         if has_valid_form and _has_check_digits("".join(groups[:count])):
@@ -125,7 +116,7 @@ def _has_card_number(match: Match) -> bool:
     """Return whether consecutive groups of digits form a number that passes the Luhn check and is not a time."""
     groups = regex.findall(r"\d+", match[0])
     return any(
-        len(digits) in CARD_DIGITS and _passes_luhn(digits) and not _TIME.fullmatch(digits)
+        len(digits) in CARD_DIGITS and _passes_luhn(digits) and not PATTERNS["time"].fullmatch(digits)
         for start in range(len(groups))
         for digits in accumulate(groups[start : start + CARD_DIGITS[-1] // 3])  # a group has 3 digits or more
     )
@@ -140,7 +131,7 @@ def _passes_luhn(digits: str) -> bool:
 
 def _is_phone_number(match: Match) -> bool:
     """Return whether the number has the length of a phone number and is not a date."""
-    return sum(map(str.isdigit, match[0])) in PHONE_DIGITS and not _DATE.search(match[0])
+    return sum(map(str.isdigit, match[0])) in PHONE_DIGITS and not PATTERNS["date"].search(match[0])
 
 
 def _is_secret(match: Match) -> bool:
@@ -174,7 +165,7 @@ def _resembles_code(value: str, min_length: int) -> bool:
     if value.isdigit():
         return 4 <= len(value) <= 12
     has_both = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
-    return len(value) >= min_length and has_both and TECHNICAL_WORD.fullmatch(value) is None
+    return len(value) >= min_length and has_both and PATTERNS["technical_word"].fullmatch(value) is None
 
 
 def _continues_sentence(value: str) -> bool:
@@ -202,15 +193,17 @@ def _is_random(match: Match) -> bool:
 
     A UUID alone is not a secret: most of them are identifiers.
     """
-    word = _UUID.sub("", match[0])
+    word = PATTERNS["uuid"].sub("", match[0])
     if len(word) < MIN_KEY_LENGTH:
         return False
     # Changes between letters and digits: at least 4, and at least 0.18 per character
-    if len(_CHANGE.findall(word)) >= max(4, 0.18 * len(word)):
+    if len(PATTERNS["change"].findall(word)) >= max(4, 0.18 * len(word)):
         return True
     part = max(regex.split("[-_]", word), key=len)
     has_form = part.isalnum() and _is_mixed(part) and len(part) >= MIN_KEY_LENGTH
-    return has_form and len(part) <= 2.5 * len(_RUN.findall(part))  # runs, such as Ab, cde, XYZ and 12, are short
+    return has_form and len(part) <= 2.5 * len(
+        PATTERNS["run"].findall(part)
+    )  # runs, such as Ab, cde, XYZ and 12, are short
 
 
 CHECKS: dict[str, Callable[[Match], bool]] = {

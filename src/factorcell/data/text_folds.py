@@ -10,6 +10,7 @@ and for blocked phrases. `lower_case` is the lower case of tokenizers. All folds
 """
 
 import unicodedata
+from functools import lru_cache
 
 import regex
 
@@ -58,10 +59,10 @@ _FORMS = [
         (r"\N{BRAILLE PATTERN BLANK}", " "),
         ("[ː˸։׃܃܄᛬᠄⁚∶⦂꞉︰]", ":"),
         ("[‘’‚‛‹›´ʹʻʼʽˈ′‵՚׳Ꞌꞌ＇]", "'"),
+        ("ı", "i"),
         (r"[\p{Quotation_Mark}--\p{ASCII}]", '"'),
     )
 ]
-MAX_CACHED_FORMS = 20_000  # the forms of further characters are computed each time, which limits memory
 _FINAL_SIGMA = regex.compile(r"(?<=\p{Greek}\p{M}{0,2})σ(?!\p{M}*\p{L})")
 _DOTS_OF_I = regex.compile("(?<=[iI])\u0307+")
 # Letters of scripts without spaces between words; the last two characters belong to several scripts.
@@ -105,7 +106,7 @@ def screening(text: str, *, ignore_case: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return " ".join((text.casefold() if ignore_case else text).split())
-    form = unicodedata.normalize("NFC", text).translate(_LOOK_ALIKES)
+    form = "".join(map(_look_alike, unicodedata.normalize("NFC", text)))
     form = _REGIONAL_LETTERS.sub(lambda match: "".join(unicodedata.name(letter)[-1] for letter in match[0]), form)
     form = _DIGIT_MARKS.sub("", _without_dots_of_i(form))
     form = " ".join(_IDEOGRAPHIC_STOP.sub(".", form).split())
@@ -127,29 +128,19 @@ def with_final_sigma(text: str) -> str:
     return str(_FINAL_SIGMA.sub("ς", text))
 
 
-class _LookAlikes(dict[int, str]):
-    """The form of each character in `screening`, computed when it is first needed; a table for `str.translate`."""
-
-    def __missing__(self, code_point: int) -> str:
-        form = self._form(chr(code_point))
-        if len(self) < MAX_CACHED_FORMS:
-            self[code_point] = form
-        return form
-
-    def _form(self, character: str) -> str:
-        for pattern, form in _FORMS:
-            if pattern.match(character):
-                return form
-        if unicodedata.decomposition(character).startswith("<fraction>"):  # ½ is not 1/2, as in 1½
-            return character
-        plain = _LINE.sub("", unicodedata.normalize("NFD", character))
-        form = str(unicodedata.digit(character, unicodedata.normalize("NFKC", plain)))
-        if unicodedata.category(character) == "So" and (letter := _SYMBOL_LETTER.search(unicodedata.name(character))):
-            form = letter[1].lower() if "SMALL" in unicodedata.name(character) else letter[1]
-        return form if form == character else form.translate(self)
-
-
-_LOOK_ALIKES = _LookAlikes({ord("ı"): "i"})
+@lru_cache(maxsize=20_000)
+def _look_alike(character: str) -> str:
+    """Return the form of a character in `screening`."""
+    for pattern, form in _FORMS:
+        if pattern.match(character):
+            return form
+    if unicodedata.decomposition(character).startswith("<fraction>"):  # ½ is not 1/2, as in 1½
+        return character
+    plain = _LINE.sub("", unicodedata.normalize("NFD", character))
+    form = str(unicodedata.digit(character, unicodedata.normalize("NFKC", plain)))
+    if unicodedata.category(character) == "So" and (letter := _SYMBOL_LETTER.search(unicodedata.name(character))):
+        form = letter[1].lower() if "SMALL" in unicodedata.name(character) else letter[1]
+    return form if form == character else "".join(map(_look_alike, form))
 
 
 def _visible(text: str) -> str:
