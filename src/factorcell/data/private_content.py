@@ -201,9 +201,8 @@ def _is_random(match: Match) -> bool:
         return True
     part = max(regex.split("[-_]", word), key=len)
     has_form = part.isalnum() and _is_mixed(part) and len(part) >= MIN_KEY_LENGTH
-    return has_form and len(part) <= 2.5 * len(
-        PATTERNS["run"].findall(part)
-    )  # runs, such as Ab, cde, XYZ and 12, are short
+    # Runs, such as Ab, cde, XYZ and 12, are short.
+    return has_form and len(part) <= 2.5 * len(PATTERNS["run"].findall(part))
 
 
 CHECKS: dict[str, Callable[[Match], bool]] = {
