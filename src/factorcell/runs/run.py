@@ -25,9 +25,10 @@ from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.kinds import load_tokenizer, tokenizer_files
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError, check_choice
-from factorcell.io import files, input_files, lock
+from factorcell.io import files, input_files
 from factorcell.io.lazy import LazyMethod
 from factorcell.io.progress import progress_bar
+from factorcell.ngram.mixture import FILE as MIXTURE_FILE
 from factorcell.ngram.mixture import Mixture, Predictor, open_mixture
 from factorcell.nn import sizes
 from factorcell.nn.devices import AUTO, FLOAT32, find_device, find_precision
@@ -73,21 +74,10 @@ class Run(TextModel):
         mixture: The mixture of `model` with n-gram models; None if training saved none.
         precision: The precision of products in scoring, "float32" or "bfloat16".
         fingerprint: Bytes that identify the weights; empty until the weights are loaded.
-        was_training: Whether the training was running when the files of the run were read; they have changed since.
     """
 
     def __init__(self, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> None:
-        """Create an untrained model in memory, with random weights from the seed in the config.
-
-        Args:
-            folder: The folder of the run.
-            config: All options of the run.
-            tokenizer: A trained tokenizer.
-            schema: The context variables.
-
-        Raises:
-            UserError: The model does not fit into memory.
-        """
+        """Create an untrained model with random weights; raise a `UserError` if it does not fit into memory."""
         self.folder, self.config, self.tokenizer, self.schema = Path(folder), config, tokenizer, schema
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # does not seed the generators of GPUs
@@ -97,7 +87,6 @@ class Run(TextModel):
         self.model.eval()
         self.mixture: Mixture | None = None
         self.precision, self.fingerprint = FLOAT32, b""
-        self.was_training = False
 
     def __repr__(self) -> str:
         size = self.model.parameter_count()
@@ -107,12 +96,6 @@ class Run(TextModel):
     @classmethod
     def create(cls, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> "Run":
         """Create a folder with an untrained model.
-
-        Args:
-            folder: A folder that does not exist or is empty.
-            config: All options of the run.
-            tokenizer: A trained tokenizer.
-            schema: The context variables.
 
         Raises:
             UserError: The folder is not empty, there is nothing to train, or training does not fit into memory.
@@ -153,7 +136,6 @@ class Run(TextModel):
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
         folder = Path(folder)
-        was_training = trained and bool(lock.is_locked(folder))
         if trained:
             training_state.check_weights(folder)
         config = read_config(folder)
@@ -163,7 +145,6 @@ class Run(TextModel):
         check_choice("precision", precision, PRECISIONS)
         run = cls(folder, config, tokenizer, schema)
         run.model.to(find_device(device, config.backbone))
-        run.was_training = was_training
         run.precision = find_precision(precision, run.device, config.backbone)
         if trained:
             run.load_weights()
@@ -176,6 +157,11 @@ class Run(TextModel):
         return self.model if self.mixture is None else self.mixture
 
     @property
+    def has_mixture(self) -> bool:
+        """Whether the folder has a mixture, with which the run predicts unless it is opened without it."""
+        return (self.folder / MIXTURE_FILE).is_file()
+
+    @property
     def reads_context(self) -> bool:
         """Whether predictions depend on the context; otherwise, tables may lack the context columns."""
         return self.model.is_adapted and bool(self.schema.variables)
@@ -186,11 +172,7 @@ class Run(TextModel):
         return self.model.embedding.device
 
     def load_weights(self) -> None:
-        """Load the best weights from the folder and disable gradients of the model.
-
-        Raises:
-            UserError: The weights are missing or damaged.
-        """
+        """Load the best weights from the folder and disable gradients; raise a `UserError` if they are damaged."""
         path = self.folder / training_state.WEIGHTS
         tensors, _, checksum = files.load_with_checksum(path)
         for name, tensor in tensors.items():
@@ -212,11 +194,12 @@ class Run(TextModel):
 
     def unigram_counts(self) -> Tensor:
         """Read how often each token was a target of training (V,), as 64-bit integers."""
-        counts = self._load_tensor(UNIGRAMS, "counts")
-        if counts is None:
-            raise UserError(f"{self.folder / UNIGRAMS}: there is no such file; training writes it at its end")
+        path = self.folder / UNIGRAMS
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file; training writes it at its end")
+        counts = _load_integers(path, "counts")
         if counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
-            raise UserError(f"{self.folder / UNIGRAMS}: expected a count for each token")
+            raise UserError(f"{path}: expected a count for each token")
         return counts
 
     def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
@@ -226,18 +209,8 @@ class Run(TextModel):
 
     def text_hashes(self) -> NDArray[np.uint64] | None:
         """Read the hashes of training texts from the folder; None without such a file."""
-        hashes = self._load_tensor(TEXT_HASHES, "hashes")
-        return None if hashes is None else hashes.numpy().view(np.uint64)
-
-    def _load_tensor(self, file_name: str, name: str) -> Tensor | None:
-        """Read a vector of 64-bit integers from a file of the folder; None without such a file."""
-        path = self.folder / file_name
-        if not path.exists():
-            return None
-        tensor = files.load_tensors(path)[0].get(name)
-        if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1:
-            raise UserError(f"{path}: expected 64-bit {name}")
-        return tensor
+        path = self.folder / TEXT_HASHES
+        return _load_integers(path, "hashes").numpy().view(np.uint64) if path.exists() else None
 
     def set_steps(self, steps: int, epochs: float) -> None:
         """Change the number of steps and of passes in the config, in memory and in the folder."""
@@ -321,10 +294,9 @@ class Run(TextModel):
         Raises:
             UserError: The source cannot be read, a value is unknown, or a text is longer than the backbone can read.
         """
-        default = "error" if isinstance(context, Mapping) else "group"
-        policy = default if unknown is None else unknown
+        unknown = unknown or ("error" if isinstance(context, Mapping) else "group")
         try:
-            corpus = self.prepare(source, context=context, unknown=policy, truncate=False)
+            corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
         except EmptyTableError:
             return ResultRows()
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
@@ -335,6 +307,13 @@ class Run(TextModel):
     export = LazyMethod("export", "factorcell.runs.exporting")
     report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
     _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
+
+
+def _load_integers(path: Path, name: str) -> Tensor:
+    tensor = files.load_tensors(path)[0].get(name)
+    if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1:
+        raise UserError(f"{path}: expected 64-bit {name}")
+    return tensor
 
 
 def read_config(folder: Path) -> Config:

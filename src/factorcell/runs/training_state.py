@@ -1,7 +1,4 @@
-"""The state of the training in a folder: running, stopped before its end, or ended.
-
-A running training holds the lock of the folder. Its log says how far it got.
-"""
+"""The state of the training in a folder: running, which holds the lock of the folder, stopped, or ended."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +10,6 @@ LOG = "log.jsonl"
 WEIGHTS = "weights.safetensors"
 FACTS = "training.json"  # written at the end of a training
 CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
-ENDED_SINCE = "its training ended after its files were read; run the command again"
 
 
 class NoWeightsYetError(UserError):
@@ -43,16 +39,11 @@ def describe_running(folder: Path) -> str:
     return "its training is running" + (f" (step {step:,} of {steps:,})" if steps else "")
 
 
-def describe_unfinished(folder: Path, was_running: bool = False) -> str | None:
-    """Return a clause about a training that is running or that stopped before its last step; None if it has ended.
-
-    `was_running` is whether the training was running when the files of the run were read.
-    """
+def describe_unfinished(folder: Path) -> str | None:
+    """Return a clause about a training that is running or that stopped before its last step; None if it has ended."""
     is_running = lock.is_locked(folder)
     if is_running:
         return describe_running(folder)
-    if was_running:
-        return ENDED_SINCE
     step, steps = _progress(files.read_rows(folder / LOG))
     if not steps or (folder / FACTS).exists():
         return None
