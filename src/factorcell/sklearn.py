@@ -25,8 +25,7 @@ from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.io import lock
 from factorcell.options.columns import Category
-from factorcell.runs.run import Run
-from factorcell.runs.training_state import CHECKPOINT
+from factorcell.runs.run import CHECKPOINT, Run
 from factorcell.training.fit import fit
 
 CLASS = "class"  # the context column of a run that contains the class

@@ -15,7 +15,7 @@ from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
 
 RUNNING = "its training is running (step 40 of 100)"
-STOPPED = "its training stopped after 40 of 100 steps"
+STOPPED = "its training stopped (step 40 of 100)"
 ROW = {"step": 40, "steps": 100, "seconds": 1.0, "tokens": 5, "split": "dev", "perplexity": 9.0, "best": 9.0}
 
 

@@ -17,8 +17,7 @@ from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_
 from factorcell.errors import UserError
 from factorcell.io.findings import Finding, ranked, report
 from factorcell.nn.scoring import Scorer
-from factorcell.runs import training_state
-from factorcell.runs.run import MAX_TEXT_HASHES, Run, training_facts
+from factorcell.runs.run import MAX_TEXT_HASHES, Run, describe_unfinished, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
 from factorcell.runs.summary import used_options
 
@@ -59,7 +58,7 @@ def run_findings(run: Scorer | None, columns: Collection[str] = (), specified: C
 
 def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
     """Yield a finding if the training has not ended, or ended too early."""
-    unfinished = training_state.describe_unfinished(run.folder)
+    unfinished = describe_unfinished(run.folder)
     if unfinished:
         yield Finding("unfinished", f"{run.folder}: {unfinished}")
         return

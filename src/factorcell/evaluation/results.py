@@ -19,8 +19,7 @@ from factorcell.ngram.ngram import NGram
 from factorcell.nn.devices import AUTO
 from factorcell.nn.scoring import Scorer
 from factorcell.runs import saved_results
-from factorcell.runs.run import Run
-from factorcell.runs.training_state import describe_running
+from factorcell.runs.run import Run, describe_running
 
 Row = dict[str, Any]
 

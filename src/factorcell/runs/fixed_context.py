@@ -38,27 +38,16 @@ RIDGE = 0.01  # penalty on u, as a share of the mean square of the numbers in th
 
 @dataclass(frozen=True)
 class FixedContext:
-    """A run in one context.
-
-    Attributes:
-        run: The run.
-        conditions: The conditions of the Transformer, without o.
-        start: The state of the Transformer before a text.
-        output_matrix: M (V, H); the table of the run itself if it has no P.
-        output_bias: t (V,); that of the start token, which never follows a token, is `NEVER`.
-        base_output_bias: t0 (V,), the bias of the output layer of the base; zeros if it has none.
-        names: The names that the run reads before each text, between two start tokens; empty if it reads none.
-        name_ids: The tokens of the names.
-    """
+    """A run in one context."""
 
     run: Run
-    conditions: TransformerConditions
-    start: BackboneState
-    output_matrix: Tensor
-    output_bias: Tensor
-    base_output_bias: Tensor
-    names: str = ""
-    name_ids: tuple[int, ...] = ()
+    conditions: TransformerConditions  # of the Transformer, without o
+    start: BackboneState  # of the Transformer before a text
+    output_matrix: Tensor  # M (V, H); the table of the run itself if it has no P
+    output_bias: Tensor  # t (V,); that of the start token, which never follows a token, is `NEVER`
+    base_output_bias: Tensor  # t0 (V,), the bias of the output layer of the base; zeros if it has none
+    names: str = ""  # the names that the run reads before each text, between two start tokens
+    name_ids: tuple[int, ...] = ()  # the tokens of the names
 
     @classmethod
     def of(cls, run: Run, context: Mapping[str, Any], unknown: str) -> "FixedContext":

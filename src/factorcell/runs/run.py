@@ -25,7 +25,7 @@ from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.kinds import load_tokenizer, tokenizer_files
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError, check_choice
-from factorcell.io import files, input_files
+from factorcell.io import files, input_files, lock
 from factorcell.io.lazy import LazyMethod
 from factorcell.io.progress import progress_bar
 from factorcell.ngram.mixture import FILE as MIXTURE_FILE
@@ -35,8 +35,11 @@ from factorcell.nn.devices import AUTO, FLOAT32, find_device, find_precision
 from factorcell.nn.kernels import library
 from factorcell.nn.language_model import LanguageModel, find_names, with_identified_base
 from factorcell.nn.scoring import TextModel, check_lengths, put_batch, score_rows
-from factorcell.runs import training_state
 
+LOG = "log.jsonl"
+WEIGHTS = "weights.safetensors"
+FACTS = "training.json"  # written at the end of a training
+CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
 
@@ -137,11 +140,11 @@ class Run(TextModel):
         """
         folder = Path(folder)
         if trained:
-            training_state.check_weights(folder)
+            check_weights(folder)
         config = read_config(folder)
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
-            sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
+            sizes.check_header(folder / WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
         check_choice("precision", precision, PRECISIONS)
         run = cls(folder, config, tokenizer, schema)
         run.model.to(find_device(device, config.backbone))
@@ -173,7 +176,7 @@ class Run(TextModel):
 
     def load_weights(self) -> None:
         """Load the best weights from the folder and disable gradients; raise a `UserError` if they are damaged."""
-        path = self.folder / training_state.WEIGHTS
+        path = self.folder / WEIGHTS
         tensors, _, checksum = files.load_with_checksum(path)
         for name, tensor in tensors.items():
             if not tensor.sum().isfinite():
@@ -186,7 +189,7 @@ class Run(TextModel):
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Write the weights of the model and `facts` about them to the folder."""
-        files.save_tensors(self.folder / training_state.WEIGHTS, self.model.saved_tensors(), facts)
+        files.save_tensors(self.folder / WEIGHTS, self.model.saved_tensors(), facts)
 
     def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
         """Write how often each token was a target of training (V,)."""
@@ -220,7 +223,7 @@ class Run(TextModel):
     @property
     def log_path(self) -> Path:
         """The path of the training log, a file with a JSON object per line."""
-        return self.folder / training_state.LOG
+        return self.folder / LOG
 
     def log(self) -> list[dict[str, Any]]:
         """Read the rows of the training log."""
@@ -294,7 +297,8 @@ class Run(TextModel):
         Raises:
             UserError: The source cannot be read, a value is unknown, or a text is longer than the backbone can read.
         """
-        unknown = unknown or ("error" if isinstance(context, Mapping) else "group")
+        if unknown is None:
+            unknown = "error" if isinstance(context, Mapping) else "group"
         try:
             corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
         except EmptyTableError:
@@ -326,7 +330,7 @@ def read_config(folder: Path) -> Config:
 
 def training_facts(folder: Path) -> dict[str, Any]:
     """Read the facts about the training of the run in `folder`; return an empty mapping if training has not ended."""
-    path = folder / training_state.FACTS
+    path = folder / FACTS
     facts = files.read_json(path) if path.exists() else {}
     if not isinstance(facts, dict):
         raise UserError(f"{path}: damaged (expected an object, got {type(facts).__name__})")
@@ -348,3 +352,39 @@ def training_table(run: Run) -> Path | None:
     recorded_path = training_facts(run.folder).get("path")
     path = run.folder / recorded_path if isinstance(recorded_path, str) else None
     return path.resolve() if path is not None and path.exists() else None
+
+
+def check_weights(folder: Path) -> None:
+    """Raise a `UserError` if a training has begun in `folder` but has not saved weights."""
+    if (folder / WEIGHTS).exists() or (folder / FACTS).exists():
+        return
+    is_running = lock.is_locked(folder)
+    if is_running:
+        problem = f"{describe_running(folder)} and has no weights before its first evaluation"
+        raise UserError(f"{folder}: {problem}; try again later")
+    if (folder / LOG).exists() or (folder / CHECKPOINT).exists():
+        problem = "training stopped before its first evaluation"
+        condition = "" if is_running is False else "if it is not running, "
+        raise UserError(f"{folder}: {problem}; {condition}run the training command again with --resume")
+
+
+def describe_running(folder: Path) -> str:
+    """Return a clause that the training in `folder` is running, with its step if the log has a row."""
+    return f"its training is running{_last_step(folder)}"
+
+
+def describe_unfinished(folder: Path) -> str | None:
+    """Return a clause about a training that is running or that stopped before its last step; None if it has ended."""
+    is_running, last_step = lock.is_locked(folder), _last_step(folder)
+    if is_running:
+        return describe_running(folder)
+    if not last_step or (folder / FACTS).exists():
+        return None
+    return f"its training {'has not ended' if is_running is None else 'stopped'}{last_step}"
+
+
+def _last_step(folder: Path) -> str:
+    """Return the last step in a log and the number of steps of the training; empty if the log does not say them."""
+    row = next(reversed(files.read_rows(folder / LOG)), {})
+    step, steps = row.get("step"), row.get("steps")
+    return f" (step {step:,} of {steps:,})" if isinstance(step, int) and isinstance(steps, int) else ""

@@ -106,9 +106,8 @@ def train_models(
 ) -> Iterator[tuple[str, Run]]:
     """Train the runs of a comparison; yield the name of the model and the run of each training.
 
-    The first training determines the options and the number of steps of all others. The folders of three trainings of
-    a model from seed 0 are, for example, `factorcell`, `factorcell-seed-1` and `factorcell-seed-2`. `options` are those
-    of `train_run`, of which `minutes` and `preset` are for the first training.
+    The first training determines the options and the number of steps of all others. The folders of a model are, for
+    example, `factorcell` and `factorcell-seed-1`. `options` are those of `train_run`.
     """
     first_seed = Config.from_dict(specified).training.seed
     specified = add_options(specified, {"ngram_mixture": False})  # a comparison measures the models alone

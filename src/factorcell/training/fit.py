@@ -119,8 +119,7 @@ def train_run(
 ) -> Run:
     """Train a run on a table, as `fit` does, from a `Config` or from a mapping of some options by section.
 
-    With `compare_ngram`, the run is compared with an n-gram model of the same texts, even if the option `ngram_mixture`
-    is false.
+    With `compare_ngram`, the run is compared with an n-gram model, even if the option `ngram_mixture` is false.
     """
     start, folder = perf_counter(), Path(folder)
     [minutes], preset = limits.check(minutes=budget.get("minutes")), budget.get("preset")
@@ -236,11 +235,7 @@ def _check_start(folder: Path, start: StartingPoint) -> None:
 
 @contextmanager
 def locked_run_folder(folder: Path, resume: bool) -> Iterator[bool]:
-    """Lock `folder` for one training, and yield whether to resume the run in it.
-
-    A new run replaces the initial files of a training (`initial_files`). If the folder contains other files, and there
-    is no run or `resume` is false, a `UserError` is raised.
-    """
+    """Lock `folder` for one training, and yield whether to resume the run in it; a new run replaces `initial_files`."""
 
     def can_resume() -> bool:
         if files.is_new(folder, initial_files()):
@@ -267,10 +262,7 @@ def train_and_log(
     chosen: Sequence[str] = (),
     held_out: int = 0,
 ) -> None:
-    """Train a run to its end, within the time limit; log the data, the model, its `chosen` options and the training.
-
-    `dev` has some of `held_out` development texts.
-    """
+    """Train a run and log facts about it; `dev` has some of `held_out` development texts."""
     LOG.info("%s", run.folder)
     log_facts(*summary.data_facts(corpus, dev, held_out), *summary.model_facts(run))
     if used := summary.used_options(chosen, run.config, run.schema):
@@ -285,10 +277,9 @@ def train_and_log(
 
 
 def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) -> files.Row | None:
-    """Compare a trained run with n-gram counts of its texts; return a row for training.json.
+    """Compare a trained run with n-gram counts of its texts, if requested; return a row for training.json.
 
-    If the option `ngram_mixture` is set, the mixture is saved if it is significantly better on the development texts.
-    Without this option and `compare_ngram`, nothing is compared.
+    With the option `ngram_mixture`, the mixture is saved if it is significantly better on the development texts.
     """
     is_requested = run.config.training.ngram_mixture
     if not (is_requested or compare_ngram):
@@ -309,10 +300,7 @@ def check_tokenizer(config: Config) -> None:
 
 
 def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]:
-    """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts.
-
-    If the model will complete what users type, these are all texts of some users, as new users will use it.
-    """
+    """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
     if isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained:
         check_tokenizer(config)
         pretrained.download_if_missing(config.backbone.base)
@@ -325,7 +313,7 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
 
 
 def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
-    """Split off development texts: of some users if the corpus has texts of many that can be completed, or any."""
+    """Split off development texts: all texts of some users if the model will complete texts of new users, or any."""
     seed = config.training.seed
     if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
         return corpus.split_users(HELD_OUT_SHARE, seed, config.data.user)
@@ -352,10 +340,8 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
 def save_other_models(
     run: Run, corpus: Corpus, held_out: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
 ) -> files.Row:
-    """Fit what a run has next to its language model; return entries for training.json.
+    """Fit priors, linear baselines and the settings of completion; return entries for training.json.
 
-    These are the conditional priors and the linear baselines of its columns. A run whose texts can be completed and
-    have users gets counts of popular texts, and the settings with which it completes and learns texts of users.
     The cost fits the `minutes` of the training; by default, these are estimated from its steps.
     """
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
@@ -373,10 +359,9 @@ def save_other_models(
 def write_training_facts(
     run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
 ) -> None:
-    """Write the files that complete the folder of a trained run, such as training.json, and log its results.
+    """Write training.json with further `facts` and the other files that complete a run, and log its results.
 
-    `facts` are further entries of training.json, and `chosen` are the names of the options that were chosen
-    automatically; the run may not use all of them.
+    `chosen` are the options that were chosen automatically; the run may not use all of them.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
@@ -410,10 +395,7 @@ def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
 
 
 def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
-    """Let `run`, a stopped training, compute on the device of `config`; raise a `UserError` if other options differ.
-
-    The vocabulary and the context variables of the training texts `corpus` must be those of the run, too.
-    """
+    """Give a stopped training the device of `config`; raise a `UserError` if other options or the texts differ."""
     for saved, values in zip(run.config.to_dict().values(), config.to_dict().values(), strict=True):
         check_equal_options(run.folder, saved, values)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:

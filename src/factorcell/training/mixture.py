@@ -211,8 +211,8 @@ class MixedModels:
         self, folder: Path, models: Sequence["Model"], by: str | None = None, weights: Floats | None = None
     ) -> None:
         self.folder, self.models, self.by = folder, list(models), by
-        reader = next((model for model in models if model.schema.variables), models[0])
-        self._reader: Model = reader
+        reader: Model = next((model for model in models if model.schema.variables), models[0])
+        self._reader = reader
         self.config: Config = reader.config
         self.tokenizer: Tokenizer = reader.tokenizer
         self.schema: ContextSchema = reader.schema
@@ -221,9 +221,7 @@ class MixedModels:
             if model.tokenizer.tokens != self.tokenizer.tokens:
                 raise UserError(f"{where} with different vocabularies")
             if _reading_options(model.config) != _reading_options(self.config):
-                raise UserError(
-                    f"{where} that read texts differently (tokenizer, lower case, text column, longest text)"
-                )
+                raise UserError(f"{where} that read texts differently (tokenizer, text column or longest text)")
             if model.schema.variables and model.schema != self.schema:
                 raise UserError(f"{where} with different context columns or values")
         self.values = () if by is None else category_variable(self.schema, by).values[1:]

@@ -125,8 +125,7 @@ def plan(
 ) -> Config:
     """Return all options of a training on `corpus`: the `specified` options, and those that the rules choose.
 
-    With `minutes`, `epochs` is the largest number of passes that the training makes. The default of `preset` is "good",
-    or "best" with `minutes`.
+    With `minutes`, `epochs` is the largest number of passes, and the default of `preset` is "best" instead of "good".
     """
     preset, config = preset or ("good" if minutes is None else "best"), Config.from_dict(specified)
     facts, training = TableFacts.of(corpus, dev, user=config.data.user), specified.get("training", {})

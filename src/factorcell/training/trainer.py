@@ -36,8 +36,7 @@ from factorcell.nn.devices import find_device, find_precision
 from factorcell.nn.kernels import library
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output import Proposal, RowValues, SampledRows
-from factorcell.runs.run import Run
-from factorcell.runs.training_state import CHECKPOINT
+from factorcell.runs.run import CHECKPOINT, Run
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
@@ -52,10 +51,7 @@ Row = dict[str, Any]
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
-    """Pass all training targets, with the context values of their texts, to the head of the model.
-
-    A hashed softmax bias records in a filter which tokens occur with which values; other heads ignore the targets.
-    """
+    """Let a hashed softmax bias record which training targets occur with which context values."""
     for start in range(0, len(corpus), TEXTS_PER_PART):
         end = min(start + TEXTS_PER_PART, len(corpus))
         tokens = np.asarray(corpus.tokens[corpus.offsets[start] : corpus.offsets[end]], dtype=np.int64)
@@ -413,7 +409,7 @@ def train(
     resume: bool = False,
     limit: TimeLimit | None = None,
 ) -> Generator[Row]:
-    """Train a run, and yield the rows of its log; at the end, the run has its best weights.
+    """Return a generator that trains a run and yields the rows of its log; at the end the run has its best weights.
 
     Args:
         run: A run folder with an untrained model.
@@ -435,7 +431,11 @@ def train(
         trainer.load()
     elif limit is not None:
         trainer.save()  # the checkpoint has the time limit
-    progress = trainer.progress
+    return _train(trainer)
+
+
+def _train(trainer: Trainer) -> Generator[Row]:
+    run, progress = trainer.run, trainer.progress
     trainer.start_clocks()
     with trainer.bar, trainer.stop:
         try:

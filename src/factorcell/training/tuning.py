@@ -149,10 +149,9 @@ def _distribution(name: str, values: Values, options: SpecifiedOptions) -> Any:
     sections = option_sections(selected_kinds(options))
     if sections[check_choice("option", name, sections)] in ("data", "tokenizer") and name != "min_context_count":
         raise UserError(f"search space: {name}: perplexities with different values of this option are not comparable")
-    is_range = isinstance(values, Mapping)
-    if not values or not (
-        {"low", "high"} <= {*values} <= {"low", "high", "log"} if is_range else isinstance(values, list | tuple)
-    ):
+    is_list = isinstance(values, list | tuple) and len(values) > 0
+    is_range = isinstance(values, Mapping) and {"low", "high"} <= {*values} <= {"low", "high", "log"}
+    if not (is_list or is_range):
         expected = "expected a list of choices or a range, {low = ..., high = ...}"
         raise UserError(f"search space: {name}: {expected}, got {reprlib.repr(values)}")
     ends = [values["low"], values["high"]] if isinstance(values, Mapping) else list(values)
