@@ -385,6 +385,6 @@ def describe_unfinished(folder: Path) -> str | None:
 
 def _last_step(folder: Path) -> str:
     """Return the last step in a log and the number of steps of the training; empty if the log does not say them."""
-    row = next(reversed(files.read_rows(folder / LOG)), {})
+    row: files.Row = next(reversed(files.read_rows(folder / LOG)), {})
     step, steps = row.get("step"), row.get("steps")
     return f" (step {step:,} of {steps:,})" if isinstance(step, int) and isinstance(steps, int) else ""
