@@ -113,7 +113,7 @@ def separate(
                 chosen = unspecified_options(options)
                 write_training_facts(run, train_texts, dev_texts, source_name, facts, chosen=chosen)
         runs.append(Run.open(path))
-    mixture = MixedModels(folder, runs, corpus.schema.variable(by), np.eye(len(values)))
+    mixture = MixedModels(folder, runs, by, np.eye(len(values)))
     if not (folder / FILE).exists():
         mixture.save()
     return mixture

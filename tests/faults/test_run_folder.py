@@ -21,7 +21,6 @@ from factorcell.io import files
 from factorcell.ngram.ngram import NGram
 from factorcell.training import open_scorer
 from factorcell.training.proximal import StartingPoint
-from factorcell.training.tuning import read_space
 from tests.model_folders import LETTERS, MODELS, make_models
 from tests.small_runs import ROWS
 
@@ -123,10 +122,11 @@ NO_LISTS: tuple[Any, ...] = (3, None, {}, [], "abc")
 WEIGHTS: tuple[Any, ...] = (
     [], "x", [[1.0]], [[1], [1, 2]], [[math.nan] * 3] * 3, [[2.0, -1.0, 0.0]] * 3, [[0.5, 0.0, 0.0]] * 3,
 )  # fmt: skip
+COLUMNS: tuple[Any, ...] = (3, "x", {}, [], "lat")
 MIXTURES: list[Change] = [
     *({"weights": value} for value in WEIGHTS),
     *({"models": value} for value in ([], 3, [1, 2, 3], None)),
-    *({"by": value} for value in (3, "x", {}, {"name": "city", "values": "x", "counts": []})),
+    *({"by": value} for value in COLUMNS),
 ]
 CHANGES: dict[str, tuple[list[Change], Callable[[Path], Any]]] = {
     "letters/completion.json": (
@@ -236,8 +236,7 @@ DEEPLY_NESTED = {
 def test_deeply_nested_files_are_refused(case: tuple[str, str], depth: int, tmp_path: Path) -> None:
     path = tmp_path / case[1]
     path.write_text(DEEPLY_NESTED[case](depth))
-    for read in (read_options, read_space) if path.suffix == ".toml" else (read_options,):
-        with pytest.raises(UserError) as error:
-            read(path)
-        assert str(error.value).startswith(f"{path}: ")
-        assert "\n" not in str(error.value)
+    with pytest.raises(UserError) as error:
+        read_options(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)

@@ -21,10 +21,9 @@ from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import loop
+from factorcell.training import trainer as trainer_module
 from factorcell.training.fit import train_run
-from factorcell.training.loop import train
-from factorcell.training.trainer import Row, Trainer
+from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
 from tests.checkpoints import checkpoints_every
 
@@ -38,7 +37,7 @@ TIMES = ("seconds", "tokens_per_second", "evaluation_seconds", "measured_seconds
 def frequent_rows() -> Iterator[None]:
     """Log a row of losses every few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "LOG_EVERY", 2)
+        patch.setattr(trainer_module, "LOG_EVERY", 2)
         yield
 
 

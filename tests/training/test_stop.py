@@ -11,9 +11,8 @@ import pytest
 from factorcell.io import files
 from factorcell.io.interrupts import Stop, Stopped
 from factorcell.runs.run import Run
-from factorcell.training import loop
-from factorcell.training.loop import train
-from factorcell.training.trainer import Row, Trainer
+from factorcell.training import trainer as trainer_module
+from factorcell.training.trainer import Row, Trainer, train
 from tests.training import test_resume
 from tests.training.test_resume import assert_same_run, make_config, read_texts
 
@@ -25,7 +24,7 @@ SMALL: dict[str, Any] = {"batch_tokens": 30, "samples": 2, "epochs": 0.3}
 def frequent_rows() -> Iterator[None]:
     """Log a row of losses every two steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "LOG_EVERY", 2)
+        patch.setattr(trainer_module, "LOG_EVERY", 2)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Counts of popular texts for completion: the number of occurrences of each text that enough users wrote.
+"""Content that enough users wrote: counts of popular texts for completion, and the targets that a training learns.
 
 A text that fewer than `min_users` users wrote may be private and is omitted, as is a text that seems to contain private
 content (`find_private_content`). The names of users are not stored. Texts are compared in canonical form
@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from factorcell.data.columns.rows import category_names, to_values
 from factorcell.data.columns.values import short_repr
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Batch, Corpus, extend_hashes, target_offsets
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError
 from factorcell.io import files
 
 POPULARITY = "popularity.jsonl"  # the file of a run folder with the counts of popular training texts
+# n of the n-grams that `min_users` users must have written: of words, and of characters, graphemes and pieces of words.
+WORD_ORDER, CHARACTER_ORDER = 2, 4
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
 
 
@@ -123,3 +127,48 @@ def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count
     # A pair is one number: the text in the upper 32 bits, the user in the lower 32 bits.
     pairs = np.unique((text_indices[has_user].astype(np.int64) << 32) | users[has_user])
     return np.bincount(pairs >> 32, minlength=text_count)
+
+
+@dataclass(frozen=True)
+class SharedTargets:
+    """Which targets of a corpus are learned, because at least `min_users` users wrote their n-grams.
+
+    The n-gram is the target and the n - 1 tokens before it, or fewer at the start of a text. The model reads all texts,
+    but rare content (a password, a name) adds nothing to the loss.
+    """
+
+    is_learned: Tensor  # whether each target is learned, text after text (targets,)
+    starts: Tensor  # index of the first target of each text, followed by the number of targets (texts + 1,)
+
+    @classmethod
+    def of(cls, corpus: Corpus, min_users: int) -> "SharedTargets":
+        """Find the targets whose n-gram at least `min_users` users wrote; texts without a user are not counted."""
+        is_word_level = not (corpus.tokenizer.is_character_level or corpus.tokenizer.is_subword)
+        order = WORD_ORDER if is_word_level else CHARACTER_ORDER
+        distinct_ngrams, ngram_of_target = np.unique(ngram_hashes(corpus, order), return_inverse=True)
+        user_of_target = np.repeat(corpus.users, corpus.lengths)
+        user_counts = count_users(ngram_of_target, user_of_target, len(distinct_ngrams))
+        is_learned = (user_counts >= min_users)[ngram_of_target]
+        return cls(torch.from_numpy(is_learned), torch.from_numpy(target_offsets(corpus)))
+
+    def mask(self, batch: Batch) -> Tensor:
+        """Return a mask (B, T) that is true at the learned targets of `batch`."""
+        positions = torch.arange(batch.tokens.shape[1] - 1)
+        first_targets = self.starts[batch.rows.cpu()]
+        # The index of each target in the corpus. Indices of padding are limited to the last target.
+        targets = (first_targets[:, None] + positions).clamp(max=len(self.is_learned) - 1)
+        return self.is_learned[targets].to(batch.tokens.device) & batch.mask()
+
+
+def ngram_hashes(corpus: Corpus, order: int) -> NDArray[np.uint64]:
+    """Return, for each target, a 64-bit hash of the n-gram that ends with it: up to `order` tokens of the same text."""
+    tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
+    positions = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
+    hashes = np.zeros(len(tokens), dtype=np.uint64)
+    for distance in range(order - 1, -1, -1):
+        # The token `distance` positions before each token, or 0 if that position is before the text.
+        previous = np.zeros_like(tokens)
+        earlier_tokens = tokens[: len(tokens) - distance]
+        previous[distance:] = np.where(positions[distance:] >= distance, earlier_tokens, 0)
+        hashes = extend_hashes(hashes, previous)
+    return hashes[positions > 0]
