@@ -93,7 +93,7 @@ def test_options_that_may_be_0_have_a_meaning_of_0(name: str) -> None:
 def test_no_option_of_a_training_without_steps_is_accepted(tmp_path: Path) -> None:
     for name in ("epochs", "minutes", "batch_tokens", "evaluations", "layers"):
         assert not is_within((NUMBERS | NUMBER_LIMITS)[name], 0), name
-    with pytest.raises(UserError, match="epochs is 0; it must be above 0"):
+    with pytest.raises(UserError, match="epochs is 0"):
         train_run(ROWS, ROWS, {"training": {"epochs": 0}}, tmp_path / "run")
 
 

@@ -147,7 +147,7 @@ def test_columns_default_to_those_of_the_run(folder: Path, capsys: pytest.Captur
     [
         (["--compare", "plain,best"], "unknown system 'best'"),
         (["--time", "when"], "no column 'when'; it has text, user, time, city"),
-        (["--every", "0"], "every is 0"),
+        (["--every", "0"], "--every: expected a whole number from 1"),
         (["--compare", "online"], "the run does not distinguish users"),
     ],
 )

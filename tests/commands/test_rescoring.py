@@ -151,7 +151,7 @@ def test_kaldi_lists_are_read_with_references_and_contexts(folder: Path, capsys:
     ("more", "message"),
     [
         (["--by", "room"], "unknown column 'room'; choose from who, role, hall"),
-        (["--share", "2"], "share is 2; it must be from 0 to 1"),
+        (["--share", "2"], "--share: expected a number from 0 to 1, got '2'"),
         (["--tune", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["--weights", "nowhere.json"], "nowhere.json: there is no such file"),
         (["--context", "age=3"], "unknown context column 'age'"),

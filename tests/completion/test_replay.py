@@ -202,7 +202,7 @@ def test_invalid_tables_are_reported(rows: list[dict[str, Any]], options: dict[s
 
 
 def test_every_must_be_at_least_1() -> None:
-    with pytest.raises(UserError, match="every is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="every is 0; it must be a whole number from 1"):
         read_streams(ROWS, DATA, every=0)
 
 

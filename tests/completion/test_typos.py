@@ -327,4 +327,4 @@ def test_typos_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*command, "0"]) == 0
     assert "typos" not in capsys.readouterr().out
     assert main([*command, "3"]) == 2
-    assert "typos is 3; it must be from 0 to 2" in capsys.readouterr().err
+    assert "--typos: expected a whole number from 0 to 2, got '3'" in capsys.readouterr().err

@@ -234,8 +234,8 @@ def test_a_file_is_resumed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--stream", "--number", "2"], "--stream"),
         (["--stream", "--context", "city=Oslo", "--context", "city=Nice"], "--stream"),
         (["--context", "city=Rome"], "'Rome'"),
-        (["--temperature", "0"], "temperature is 0"),
-        (["--max-tokens", "0"], "max_tokens"),
+        (["--temperature", "0"], "--temperature: expected a number above 0"),
+        (["--max-tokens", "0"], "--max-tokens"),
     ],
 )
 def test_invalid_options_of_the_command_are_reported(

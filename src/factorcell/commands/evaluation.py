@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, OUTPUT_FOLDER, Parser
 from factorcell.config import Config
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
@@ -46,14 +46,10 @@ Row = dict[str, Any]
 
 
 def add_evaluate_arguments(parser: Parser) -> None:
-    _add_run_and_table(parser)
-    _add_by(parser)
+    parser.add_all("run", "table", "--by", "--no-ngram-mixture", "--save", "--unknown", *COMPUTING)
     help_text = "run or n-gram model to compute gains over; if its vocabulary differs, bits per byte are compared, and "
     help_text += "--by is refused"
-    parser.add_argument("--baseline", type=Path, metavar="RUN", help=help_text)
-    options.add_no_ngram_mixture(parser)
-    _add_save(parser)
-    options.add_computing(parser)
+    parser.add("--baseline", type=Path, metavar="RUN", help=help_text)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
@@ -133,29 +129,26 @@ def _save_result(run: "Scorer", row: Row, text_figures: "Figures") -> None:
 
 
 def add_classify_arguments(parser: Parser) -> None:
-    _add_run_and_table(parser)
-    parser.add_argument("--target", metavar="COLUMN", help="categorical context column to predict")
-    parser.add_argument("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
+    parser.add_all("run", "table", "--no-ngram-mixture", "--save", "--unknown", *COMPUTING)
+    parser.add("--target", metavar="COLUMN", help="categorical context column to predict")
+    parser.add("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
     help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
-    parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
+    parser.add("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
     help_text = "prior probabilities of the values; without other columns, conditional means training (frequencies)"
-    parser.add_argument("--priors", default="conditional", choices=PRIORS, help=help_text)
+    parser.add("--priors", default="conditional", choices=PRIORS, help=help_text)
     help_text = "development table to fit a temperature on, or the weights of --combine"
-    parser.add_argument("--calibrate", type=Path, metavar="DEV", help=help_text)
+    parser.add("--calibrate", type=Path, metavar="DEV", help=help_text)
     help_text = "combine the model with the linear baseline of the run, with weights fitted on the table of --calibrate"
-    parser.add_argument("--combine", action="store_true", help=help_text)
+    parser.add("--combine", action="store_true", help=help_text)
     help_text = "table of the points to choose from, with a column `name` and the numeric context columns"
-    parser.add_argument("--points", type=Path, metavar="TABLE", help=help_text)
+    parser.add("--points", type=Path, metavar="TABLE", help=help_text)
     help_text = "leave out texts that are farther than KM from every point"
-    parser.add_argument("--within", type=float, default=math.inf, metavar="KM", help=help_text)
-    options.add_no_ngram_mixture(parser)
+    parser.add("--within", default=math.inf, metavar="KM", help=help_text)
     help_text = "compute the softmax over N sampled tokens, e.g. a tenth of the vocabulary; 0: all tokens"
-    parser.rare.add_argument("--samples", type=int, default=0, help=help_text)
+    parser.add("--samples", default=0, rare=True, help=help_text)
     help_text = "distribution of --samples: by rank in the vocabulary, or by training frequency as in the papers"
-    parser.rare.add_argument("--proposal", choices=PROPOSALS, default="rank", help=help_text)
-    options.add_output(parser, "--out", "write the probabilities of all values for each text (JSON lines)")
-    _add_save(parser)
-    options.add_computing(parser)
+    parser.add("--proposal", choices=PROPOSALS, default="rank", rare=True, help=help_text)
+    parser.add("--out", type=OUTPUT_FILE, help="write the probabilities of all values for each text (JSON lines)")
 
 
 def run_classify(arguments: argparse.Namespace) -> None:
@@ -202,7 +195,7 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
     if arguments.json:
         terminal.show_json([metrics] if result.has_labels else rows)
     elif result.has_labels:
-        terminal.show_classification(result, metrics, arguments.verbose)
+        show_classification(result, metrics, arguments.verbose)
     elif not arguments.out:
         _show_predictions(rows)
     if arguments.out:
@@ -226,6 +219,34 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
         report(*classification_findings(run, arguments.target))
 
 
+def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
+    """Print the accuracies of a classification of labelled texts, of other classifiers and of the majority class.
+
+    With `verbose`, also print the metrics of each value and their means.
+    """
+    from factorcell.data.columns.values import natural_order
+
+    rows = [{"classifier": result.name, "accuracy": terminal.format_interval(metrics, "accuracy")}]
+    for row in metrics["others"]:
+        gain = terminal.format_difference(row, "difference")
+        rows.append({**row, "accuracy": terminal.format_interval(row, "accuracy"), "gain of the first": gain})
+    majority = f"majority class ({metrics['majority_value']})"
+    terminal.show_table(
+        [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
+        ("classifier", "accuracy", "gain of the first"),
+    )
+    reasons = {"left_out_missing": "without a value", "left_out_other": "with a value that is not a candidate"}
+    left_out = [f"{metrics[name]:,} {reason} left out" for name, reason in reasons.items() if metrics.get(name)]
+    terminal.show(", ".join([f"{metrics['texts']:,} texts", *left_out]))
+    if weights := metrics.get("combination_weights"):
+        terminal.show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
+    if verbose:
+        order = natural_order(result.names) or range(len(result.names))
+        means = {"value": "mean", "count": metrics["texts"], "f1": metrics["macro_f1"], "auc": metrics["auc"]}
+        value_rows = [*(metrics["values"][index] for index in order), means]
+        terminal.show_table(value_rows, ("value", "count", "precision", "recall", "f1", "auc"))
+
+
 def _show_predictions(rows: Sequence[Row]) -> None:
     shown_rows = [
         {
@@ -244,13 +265,11 @@ def _show_predictions(rows: Sequence[Row]) -> None:
 
 
 def add_score_arguments(parser: Parser) -> None:
-    _add_run_and_table(parser)
-    parser.add_argument("--tokens", action="store_true", help="also score each token")
-    options.add_computing(parser)
+    parser.add_all("run", "table", "--unknown", *COMPUTING)
+    parser.add("--tokens", action="store_true", help="also score each token")
 
 
 def run_score(arguments: argparse.Namespace) -> None:
-
     run = options.open_run(arguments)
     rows: list[Row] = run.score_rows(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
@@ -266,25 +285,10 @@ def run_score(arguments: argparse.Namespace) -> None:
     return None
 
 
-def _add_save(parser: Parser) -> None:
-    parser.add_argument("--save", action="store_true", help="save the result in the run folder, for report")
-
-
-def _add_by(parser: Parser) -> None:
-    help_text = "also report each value of this column (repeatable)"
-    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
-
-
-def _add_run_and_table(parser: Parser) -> None:
-    options.add_run(parser)
-    options.add_table(parser)
-
-
 def add_baseline_ngram_arguments(parser: Parser) -> None:
-    options.add_table(parser, "train")
-    options.add_output(parser, "--out", "folder of the model", folder=True, required=True, metavar="FOLDER")
-    help_text = "maximum n of the n-grams, in tokens (default: 4 for words, 9 for characters)"
-    parser.add_argument("--order", type=int, help=help_text)
+    parser.add("train")
+    parser.add("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="folder of the model")
+    parser.add("--order", help="maximum n of the n-grams, in tokens (default: 4 for words, 9 for characters)")
     _add_reading_options(parser)
 
 
@@ -298,13 +302,12 @@ def run_baseline_ngram(arguments: argparse.Namespace) -> None:
 
 
 def add_baseline_linear_arguments(parser: Parser) -> None:
-    options.add_table(parser, "train")
-    parser.add_argument("--test", required=True, type=Path, metavar="TABLE", help="table of texts to classify")
-    parser.add_argument("--target", required=True, metavar="COLUMN", help="categorical column to predict")
+    parser.add_all("train", "--json")
+    parser.add("--test", required=True, type=Path, metavar="TABLE", help="table of texts to classify")
+    parser.add("--target", required=True, metavar="COLUMN", help="categorical column to predict")
     help_text = "other column that the classifier reads: NAME or NAME:KIND (repeatable)"
-    parser.add_argument("--context", action="append", default=[], metavar="COLUMN", help=help_text)
+    parser.add("--context", repeatable=True, metavar="COLUMN", help=help_text)
     _add_reading_options(parser)
-    options.add_json(parser)
 
 
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
@@ -317,16 +320,14 @@ def run_baseline_linear(arguments: argparse.Namespace) -> None:
     if arguments.json:
         terminal.show_json([result.metrics()])
     else:
-        terminal.show_classification(result, result.metrics(), arguments.verbose)
+        show_classification(result, result.metrics(), arguments.verbose)
 
 
 def _add_reading_options(parser: Parser) -> None:
     help_text = "use the vocabulary of this run and its options for reading texts"
-    parser.add_argument("--like", type=Path, metavar="RUN", help=help_text)
-    help_text = "TOML or JSON file with options for reading texts in its section [data]"
-    parser.add_argument("--config", type=Path, help=help_text)
-    help_text = "column with the texts (default: as in RUN or the file, else text)"
-    parser.add_argument("--text", metavar="COLUMN", help=help_text)
+    parser.add("--like", type=Path, metavar="RUN", help=help_text)
+    parser.add("--config", type=Path, help="TOML or JSON file with options for reading texts in its section [data]")
+    parser.add("--text", metavar="COLUMN", help="column with the texts (default: as in RUN or the file, else text)")
 
 
 def _reading_options(arguments: argparse.Namespace) -> "tuple[Config, Tokenizer | None]":
@@ -343,13 +344,9 @@ def _reading_options(arguments: argparse.Namespace) -> "tuple[Config, Tokenizer 
 
 
 def add_advise_arguments(parser: Parser) -> None:
-    options.add_table(parser)
-    help_text = "TOML or JSON file of options; options on the command line take precedence"
-    parser.add_argument("--config", type=Path, help=help_text)
-    parser.add_argument("--rows", type=int, default=ADVICE_ROWS, help="number of rows to read, sampled at random")
-    options.add_seed(parser, "the random samples")
-    options.add_json(parser)
-    options.add_threads(parser)
+    parser.add_all("table", "--config", "--json", "--threads")
+    parser.add("--rows", default=ADVICE_ROWS, help="number of rows to read, sampled at random")
+    parser.add("--seed", default=0, help="seed of the random samples")
     options.add_config_options(parser, "data", "tokenizer")
 
 
@@ -412,23 +409,19 @@ def _advice_table(columns: Sequence[Row]) -> tuple[list[dict[str, Any]], list[st
 
 
 def add_rescore_arguments(parser: Parser) -> None:
-    options.add_run(parser, "run folder, or the folder of an n-gram model")
+    parser.add("run", help="run folder, or the folder of an n-gram model")
     help_text = "n-best lists: JSON lines, or the formats of Kaldi, NeMo or SRILM"
-    parser.add_argument("lists", type=Path, metavar="NBEST", help=help_text)
-    parser.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
-    help_text = "JSON file of weights; --tune writes it, otherwise the command reads it"
-    parser.add_argument("--weights", type=Path, help=help_text)
+    parser.add("lists", type=Path, metavar="NBEST", help=help_text)
+    parser.add("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
+    parser.add("--weights", type=Path, help="JSON file of weights; --tune writes it, otherwise the command reads it")
     help_text = "without --tune and --weights: weight of RUN, 0 to 1; the first-pass language model has 1 - X"
-    parser.add_argument("--share", type=float, default=0.5, help=help_text)
+    parser.add("--share", default=0.5, help=help_text)
     for prefix, lists in (("", "the lists"), ("tune-", "the lists of --tune")):
-        help_text = f"reference transcripts of {lists}: lines ID WORD ..."
-        parser.add_argument(f"--{prefix}reference", type=Path, help=help_text)
+        parser.add(f"--{prefix}reference", type=Path, help=f"reference transcripts of {lists}: lines ID WORD ...")
         help_text = f"table of context columns for {lists}; its first column has the ids of the utterances"
-        parser.add_argument(f"--{prefix}utt2context", type=Path, metavar="TABLE", help=help_text)
-    options.add_context(parser)
-    _add_by(parser)
-    options.add_output(parser, "--out", "write a row for each utterance (JSON lines)")
-    options.add_computing(parser)
+        parser.add(f"--{prefix}utt2context", type=Path, metavar="TABLE", help=help_text)
+    parser.add_all("--context", "--by", "--unknown", *COMPUTING)
+    parser.add("--out", type=OUTPUT_FILE, help="write a row for each utterance (JSON lines)")
 
 
 def run_rescore(arguments: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, Parser
 from factorcell.errors import UserError
 from factorcell.io import input_files
 from factorcell.io.findings import Finding, report
@@ -30,21 +30,21 @@ ContextPair = tuple[dict[str, str], dict[str, str]]  # a context, and the one it
 
 
 def add_explain_arguments(parser: Parser) -> None:
-    options.add_run(parser)
-    help_text = "file with one text per line, or a table; -: standard input"
-    parser.add_argument("file", metavar="FILE", nargs="?", help=help_text)
-    parser.add_argument("--text", action="append", default=[], help="a text, instead of FILE (repeatable)")
+    parser.add("run")
+    parser.add("file", metavar="FILE", nargs="?", help="file with one text per line, or a table; -: standard input")
+    parser.add("--text", repeatable=True, help="a text, instead of FILE (repeatable)")
     help_text = "two or more contexts: rating=5 rating=1; join several columns with ';': 'rating=5; city=Oslo'"
-    parser.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
-    options.add_context(parser)
+    parser.add("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
+    parser.add("--context")
     help_text = "further runs whose log-likelihoods are averaged with those of RUN"
-    parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    parser.add("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
     help_text = "other runs whose ratios are shown separately, for comparison"
-    parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
-    options.add_no_ngram_mixture(parser)
+    parser.add("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    parser.add("--no-ngram-mixture")
     _add_train(parser)
-    options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
-    options.add_computing(parser, unknown="error")
+    parser.add("--page", type=OUTPUT_FILE, metavar="HTML", help="write an HTML page")
+    parser.add("--unknown", default="error")
+    parser.add_all(*COMPUTING)
 
 
 def run_explain(arguments: argparse.Namespace) -> None:
@@ -59,13 +59,13 @@ def run_explain(arguments: argparse.Namespace) -> None:
     compared_runs = [options.open_run(arguments, folder) for folder in arguments.compare_with]
     specified = {name for context in contexts.values() for name in context}
     texts, text_contexts = _read_texts(arguments, run, specified)
-    options.check_contexts(run, list(contexts.values()), arguments.unknown)
+    _check_contexts(run, list(contexts.values()), arguments.unknown)
     model_name = f"{arguments.run.name} and {len(others)} more" if others else arguments.run.name
     models = [(model_name, [run, *others]), *((other.folder.name, [other]) for other in compared_runs)]
     settings: dict[str, Any] = {
         # The typed values were checked above; a table is read as `score` reads it.
         "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
-        "train": options.find_training_table(run, arguments.train, "no counts of words"),
+        "train": _find_training_table(run, arguments.train, "no counts of words"),
         "text_contexts": text_contexts,
     }
     rows_of_models = [
@@ -193,31 +193,29 @@ def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
 
 
 def add_contexts_arguments(parser: Parser) -> None:
-    options.add_run(parser)
+    parser.add("run")
     help_text = f"values whose neighbours are shown (default: the {DEFAULT_VALUE_COUNT} most frequent)"
-    parser.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=help_text)
+    parser.add("--near", nargs="+", default=[], metavar="VALUE", help=help_text)
     help_text = "context variable (default: the variable with the values of --near, else the one with most values)"
-    parser.add_argument("--variable", default="", metavar="NAME", help=help_text)
-    help_text = "number of neighbours, of raised words and of lowered words"
-    parser.add_argument("--count", type=int, default=10, help=help_text)
-    help_text = "show words whose softmax bias the values raise or lower most"
-    parser.add_argument("--words", action="store_true", help=help_text)
-    options.add_context(parser)
+    parser.add("--variable", default="", metavar="NAME", help=help_text)
+    parser.add("--count", default=10, help="number of neighbours, of raised words and of lowered words")
+    parser.add("--words", action="store_true", help="show words whose softmax bias the values raise or lower most")
+    parser.add("--context")
     help_text = "show words whose softmax bias differs most between the first context and the second"
-    parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
-    parser.add_argument("--frequent", type=int, help="show only words among the N most frequent")
+    parser.add("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
+    parser.add("--frequent", help="show only words among the N most frequent")
     _add_train(parser)
-    help_text = "draw a map of the embeddings for each column of --by"
-    parser.add_argument("--map", type=Path, metavar="TABLE", help=help_text)
+    parser.add("--map", type=Path, metavar="TABLE", help="draw a map of the embeddings for each column of --by")
     help_text = "column of TABLE that colours the map (repeatable)"
-    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
-    options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
-    options.add_computing(parser, unknown="error")
+    parser.add("--by", help=help_text)
+    parser.add("--page", type=OUTPUT_FILE, metavar="HTML", help="write all results as an HTML page")
+    parser.add("--unknown", default="error")
+    parser.add_all(*COMPUTING)
 
 
 def _add_train(parser: Parser) -> None:
     help_text = "training table, to count words in texts of each context (default: the table the run was trained on)"
-    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
+    parser.add("--train", type=Path, metavar="TABLE", help=help_text)
 
 
 def run_contexts(arguments: argparse.Namespace) -> None:
@@ -249,7 +247,7 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         first, second = (options.parse_context([text], "--between") for text in arguments.between)
         pairs.append(({**context, **first}, {**context, **second}))
     contexts = list(itertools.chain.from_iterable(pairs))
-    options.check_contexts(run, contexts, arguments.unknown)
+    _check_contexts(run, contexts, arguments.unknown)
     if pairs:
         results["words"] = _compare_pairs(run, pairs, arguments)
     columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, pairs)))
@@ -296,7 +294,7 @@ def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse
         read_training_texts,
     )
 
-    train = options.find_training_table(run, arguments.train, "no counts of words")
+    train = _find_training_table(run, arguments.train, "no counts of words")
     training_texts = None if train is None else read_training_texts(run, train)
     settings = {"count": arguments.count, "frequent": arguments.frequent, "unknown": arguments.unknown}
     comparisons = []
@@ -341,7 +339,7 @@ def _show_neighbours(results: Row) -> None:
             terminal.show(f"{results['variable']}: only one value is frequent, so it has no neighbours")
         return
     subject = next(iter(counts.values())) if len(counts) == 1 else f"{len(counts):,} of {results['values']:,} values"
-    terminal.show(terminal.bold(f"{results['variable']}: nearest neighbours of {subject} by cosine"))
+    terminal.show(f"{results['variable']}: nearest neighbours of {subject} by cosine")
     if len(counts) == 1:
         terminal.show_table(rows, ("near", "count", "cosine"))
         return
@@ -374,3 +372,20 @@ def _show_words(rows: Sequence[Row]) -> None:
     empty: Row = {}
     lines = [{**first, **second} for first, second in itertools.zip_longest(raised, lowered, fillvalue=empty)]
     terminal.show_table(lines, ("raised", "nats", "counts", "lowered", "nats ", "counts "))
+
+
+def _check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
+    """Raise a `UserError` if a context is invalid."""
+    for context in contexts:
+        run.read([""], [context], unknown=unknown)
+
+
+def _find_training_table(run: "Run", specified: Path | None, consequence: str) -> Path | None:
+    """Return the specified training table, or that of a run; report the `consequence` if there is none."""
+    from factorcell.runs.run import training_table
+
+    table = specified or training_table(run)
+    if table is None:
+        problem = f"{run.folder} records no existing training table"
+        report(Finding("no evidence", f"{consequence}: {problem}; add --train TABLE"))
+    return table

@@ -4,12 +4,11 @@ The functions import what they compute with, so that the help appears quickly.
 """
 
 import argparse
-from argparse import BooleanOptionalAction
 from pathlib import Path
 from typing import Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, OUTPUT_FOLDER, TRAINING, Parser
 from factorcell.config import MODELS, PAPER_MODELS, Config
 from factorcell.options.limits import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
@@ -22,11 +21,11 @@ Row = dict[str, Any]
 
 
 def add_train_arguments(parser: Parser) -> None:
-    options.add_training_files(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
+    parser.add_all(*TRAINING)
+    parser.add("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
     help_text = "a model of the papers; sets --adapt and --output-bias (default without a pretrained base: factorcell)"
-    parser.add_argument("--model", choices=list(MODELS), help=help_text)
-    parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
+    parser.add("--model", choices=list(MODELS), help=help_text)
+    parser.add("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
     options.add_config_options(parser)
 
 
@@ -46,18 +45,16 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def add_compare_arguments(parser: Parser) -> None:
-    options.add_training_files(parser)
-    parser.add_argument("--test", type=Path, help="table to report results on (default: the development table)")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS_HELP)
-    parser.add_argument(
-        "--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="models to compare"
-    )
-    parser.add_argument("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")
+    parser.add_all(*TRAINING)
+    parser.add("--test", type=Path, help="table to report results on (default: the development table)")
+    parser.add("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS_HELP)
+    parser.add("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="models to compare")
+    parser.add("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")
     help_text = "number of trainings of each model, with consecutive seeds from --seed on, to measure their variation"
-    parser.add_argument("--seeds", type=int, default=1, help=help_text)
-    help_text = "also train an n-gram model on the same tokens as a baseline"
-    parser.rare.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=help_text)
-    parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER_HELP)
+    parser.add("--seeds", default=1, help=help_text)
+    help_text = "do not train an n-gram model on the same tokens as a baseline"
+    parser.add("--no-ngram", action="store_true", rare=True, help=help_text)
+    parser.add("--resume", action="store_true", help=RESUME_FOLDER_HELP)
     options.add_config_options(parser)
 
 
@@ -67,9 +64,9 @@ def run_compare(arguments: argparse.Namespace) -> None:
     from factorcell.training.compare import compare
 
     options.prepare_training(arguments)
-    names = ("out", "dev", "test", "models", "target", "seeds", "ngram", "minutes", "preset", "resume")
+    names = ("out", "dev", "test", "models", "target", "seeds", "minutes", "preset", "resume")
     settings = {name: getattr(arguments, name) for name in names}
-    comparison = compare(arguments.train, **settings, **options.option_values(arguments))
+    comparison = compare(arguments.train, ngram=not arguments.no_ngram, **settings, **options.option_values(arguments))
     terminal.show(*str(comparison).splitlines())
     page_path = arguments.out / "report.html"
     files.write(page_path, report_page([arguments.out]))
@@ -77,15 +74,14 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
 
 def add_tune_arguments(parser: Parser) -> None:
-    options.add_training_files(parser)
+    parser.add_all(*TRAINING)
     help_text = "folder of the search; an existing search is continued"
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=help_text)
-    help_text = "total number of trials, including those of earlier commands"
-    parser.add_argument("--trials", type=int, default=50, help=help_text)
+    parser.add("--out", required=True, type=Path, metavar="FOLDER", help=help_text)
+    parser.add("--trials", default=50, help="total number of trials, including those of earlier commands")
     help_text = "TOML file of ranges and choices of options, which replace or extend the default ranges"
-    parser.add_argument("--space", type=Path, help=help_text)
+    parser.add("--space", type=Path, help=help_text)
     options.add_config_options(parser)
-    parser.optional.set_defaults(resume_hint="; repeat the command to continue the search")
+    parser.resume_hint = "; repeat the command to continue the search"
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
@@ -112,16 +108,15 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
 
 def add_finetune_arguments(parser: Parser) -> None:
-    options.add_run(parser, "run folder to start from")
-    options.add_table(parser)
-    parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
-    parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
+    parser.add("run", help="run folder to start from")
+    parser.add("table")
+    parser.add("--dev", type=Path, help="development table (default: 5 % of the rows are held out)")
+    parser.add("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
     help_text = "part of the model to train (repeatable; default: all parts)"
-    parser.add_argument("--train", action="append", metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=help_text)
-    help_text = "penalty in nats per unit of absolute change of each weight"
-    parser.add_argument("--l1", type=float, default=0.0, help=help_text)
-    options.add_unknown(parser)
-    parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
+    parser.add("--train", repeatable=True, metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=help_text)
+    parser.add("--l1", default=0.0, help="penalty in nats per unit of absolute change of each weight")
+    parser.add("--unknown")
+    parser.add("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
     options.add_config_options(parser, "training", run_defaults=SMALL_DATA_DEFAULTS)
 
 
@@ -150,11 +145,11 @@ def run_finetune(arguments: argparse.Namespace) -> None:
 
 def add_mix_arguments(parser: Parser) -> None:
     help_text = "folders of runs, or folders written by `baseline ngram` or mix"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
-    parser.add_argument("--dev", required=True, type=Path, help="table of texts to fit the weights on")
-    parser.add_argument("--by", metavar="COLUMN", help="fit separate weights for each value of this column")
-    options.add_output(parser, "--out", "folder of the mixture", folder=True, required=True, metavar="FOLDER")
-    options.add_computing(parser)
+    parser.add("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
+    parser.add("--dev", required=True, type=Path, help="table of texts to fit the weights on")
+    parser.add("--by", repeatable=False, help="fit separate weights for each value of this column")
+    parser.add("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="folder of the mixture")
+    parser.add_all("--unknown", *COMPUTING)
 
 
 def run_mix(arguments: argparse.Namespace) -> None:
@@ -184,9 +179,8 @@ def run_mix(arguments: argparse.Namespace) -> None:
 
 
 def add_report_arguments(parser: Parser) -> None:
-    help_text = "run folders, or folders that contain run folders"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
-    options.add_output(parser, "--out", "HTML file to write", required=True, metavar="HTML")
+    parser.add("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that contain run folders")
+    parser.add("--out", type=OUTPUT_FILE, required=True, metavar="HTML", help="HTML file to write")
 
 
 def run_report(arguments: argparse.Namespace) -> None:
@@ -203,12 +197,12 @@ def _with_model_columns(row: Row, key: str) -> Row:
 
 
 def add_demo_arguments(parser: Parser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help=RUN_FOLDERS_HELP)
-    options.add_output(parser, "--page", "HTML file to write", default="demo.html", metavar="HTML")
+    parser.add("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help=RUN_FOLDERS_HELP)
+    parser.add("--page", type=OUTPUT_FILE, default="demo.html", metavar="HTML", help="HTML file to write")
     help_text = "number of passes of each training over the names (default: as many as possible within a minute)"
-    parser.add_argument("--epochs", type=float, help=help_text)
-    options.add_threads(parser)
-    parser.optional.set_defaults(resume_hint="; repeat the command to continue")
+    parser.add("--epochs", help=help_text)
+    parser.add("--threads")
+    parser.resume_hint = "; repeat the command to continue"
 
 
 def run_demo(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ from factorcell.errors import UserError, check_choice
 
 MAX_COUNT = 1_000_000_000  # largest number of rows, tokens or values: more than a table has, and it fits into 32 bits
 MAX_FLOAT = 1e38  # a bound that fits into a 32-bit float
-MAX_SHORT_RANGE = 100  # messages show both ends of a range if its upper end is at most this number
 MAX_SEED = 1 << 43  # training multiplies a seed by a million, and the product must fit into 63 bits
 
 
@@ -56,38 +55,43 @@ class Limits:
     above: bool = False  # whether `low` itself is excluded
     below: bool = False  # whether `high` itself is excluded
 
+    def __str__(self) -> str:
+        low, high = (str(end) if self.whole else f"{end:g}" for end in (self.low, self.high))
+        ends = f"from {low} to {high}"
+        if self.above or self.below:
+            ends = f"{'above' if self.above else 'of at least'} {low} and {'below' if self.below else 'at most'} {high}"
+        return f"{'a whole number' if self.whole else 'a number'} {ends}"
+
+    def contains(self, number: float) -> bool:
+        """Return whether a number, which may be NaN, is valid."""
+        is_large_enough = number > self.low if self.above else number >= self.low
+        return is_large_enough and (number < self.high if self.below else number <= self.high)
+
     def check(self, name: str, value: Any) -> Any:
         """Return `value` as a plain number; raise `UserError`, which calls it `name`, if it is out of the limits."""
         value = plain(value)
-        number_type: Any = numbers.Integral if self.whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, number_type):
-            expected = "a whole number" if self.whole else "a number"
-            raise UserError(f"{name} is {value!r:.60}; it must be {expected}")
-        is_large_enough = value > self.low if self.above else value >= self.low
-        is_small_enough = value < self.high if self.below else value <= self.high
-        if not (is_large_enough and is_small_enough):  # NaN is neither
-            text = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
-            raise UserError(f"{name} is {text}; it must be {self._describe(is_large_enough)}")
+        is_number = isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool)
+        if not (is_number and self.contains(value)):
+            raise UserError(f"{name} is {value!r:.60}; it must be {self}")
         return value
 
-    def _describe(self, is_large_enough: bool) -> str:
-        """Describe the valid numbers: both ends of a short range, otherwise only the end that the number violates."""
-        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        largest = str(self.high) if self.whole else f"{self.high:g}"
-        high = f"below {self.high:g}" if self.below else f"at most {largest}"
-        if self.high > MAX_SHORT_RANGE:
-            return high if is_large_enough else low
-        return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
+    def parse(self, text: str) -> Any:
+        """Return the number that `text` contains; raise `UserError` if it is not a valid number."""
+        try:
+            number = int(text) if self.whole else float(text)
+        except ValueError:
+            number = math.nan
+        if not self.contains(number):
+            raise UserError(f"expected {self}, got {text!r:.60}")
+        return number
 
-
-EPOCHS = Limits(0, 1_000_000, whole=False, above=True)
 
 # The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
     "cache_size": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
-    "epochs": EPOCHS,
+    "epochs": Limits(0, 1_000_000, whole=False, above=True),
     "every": Limits(1),
     "examples": Limits(0),
     "first": Limits(0),

@@ -23,7 +23,7 @@ from factorcell.io.findings import LOG, Finding
 from factorcell.io.output import align_columns, escape_hidden, escape_hidden_json, to_json
 
 if TYPE_CHECKING:
-    from factorcell.evaluation.bayes_rule import Classification
+    pass
 
 STANDARD_INPUT = "standard input"  # its name in error messages
 SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
@@ -89,11 +89,6 @@ def join(gap: str, parts: Sequence[str]) -> Styled:
     return Styled(escape_hidden(gap).join(map(_safe, parts)))
 
 
-def bold(text: str) -> str:
-    """Return a heading in bold if standard output shows colours."""
-    return coloured(text, "1") if has_colours(sys.stdout) else text
-
-
 def show(*lines: str) -> None:
     """Print lines of the result."""
     for line in lines:
@@ -108,11 +103,6 @@ def show_fields(*cells: str) -> None:
 def show_part(text: str, before: str = "") -> None:
     """Print the next part of a line of the result immediately; `before` is the part printed before it."""
     print(escape_hidden(before + text)[len(escape_hidden(before)) :], end="", flush=True)
-
-
-def show_help(text: str) -> None:
-    """Print help without escapes: it may contain colours, and it contains no text from users."""
-    print(text)
 
 
 def notify(*lines: str) -> None:
@@ -218,34 +208,6 @@ def _format_cell(column: str, value: Any) -> str:
 def format_probability(value: float) -> str:
     """Return a probability with two significant digits: 0.34, 0.0022, 3.1e-07."""
     return f"{value:#.2g}" if value >= SMALLEST_PROBABILITY else f"<{SMALLEST_PROBABILITY:g}"
-
-
-def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
-    """Print the accuracies of a classification of labelled texts, of other classifiers and of the majority class.
-
-    With `verbose`, also print the metrics of each value and their means.
-    """
-    from factorcell.data.columns.values import natural_order
-
-    rows = [{"classifier": result.name, "accuracy": format_interval(metrics, "accuracy")}]
-    for row in metrics["others"]:
-        gain = format_difference(row, "difference")
-        rows.append({**row, "accuracy": format_interval(row, "accuracy"), "gain of the first": gain})
-    majority = f"majority class ({metrics['majority_value']})"
-    show_table(
-        [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
-        ("classifier", "accuracy", "gain of the first"),
-    )
-    reasons = {"left_out_missing": "without a value", "left_out_other": "with a value that is not a candidate"}
-    left_out = [f"{metrics[name]:,} {reason} left out" for name, reason in reasons.items() if metrics.get(name)]
-    show(", ".join([f"{metrics['texts']:,} texts", *left_out]))
-    if weights := metrics.get("combination_weights"):
-        show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
-    if verbose:
-        order = natural_order(result.names) or range(len(result.names))
-        means = {"value": "mean", "count": metrics["texts"], "f1": metrics["macro_f1"], "auc": metrics["auc"]}
-        value_rows = [*(metrics["values"][index] for index in order), means]
-        show_table(value_rows, ("value", "count", "precision", "recall", "f1", "auc"))
 
 
 def format_interval(row: Mapping[str, Any], name: str) -> str:
