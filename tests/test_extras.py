@@ -106,7 +106,7 @@ def test_wrong_lines_are_found(command: str, fault: str, tmp_path: Path) -> None
         "pip install '.[serve]'",
         "pip install . numpy",
         "pip install dist/factorcell-0.1.0-*.whl",
-        'pip install "$(ls dist/factorcell-*.whl)[tune,complete]"',
+        'pip install "$(ls dist/factorcell-*.whl)[tune,serve]"',
         "pip install -c /opt/clone/constraints.txt '/opt/clone[serve]'",
         "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
         "pip install --no-deps . && pip install httpx msgspec   # without PyTorch, which factorcell needs",

@@ -1,12 +1,9 @@
 """All options of a run, each declared once with its help text, choices and limits.
 
-A `Config` has six sections. `data`, `model` and `training` are fixed dataclasses. In `tokenizer`, `backbone` and
-`head`, the option `kind` decides which dataclass has the other options of the section. The flags of the command line,
-the keys of TOML files and the keys of config.json in a run folder are derived from the fields of these dataclasses.
-
-Apart from `kind`, no two sections have an option of the same name. Therefore options can be named without their
-sections (`Config.of`). Other packages add kinds with functions such as `register_tokenizer` or with entry points: a
-kind is a class with an attribute `Options`, a dataclass that extends `KindOptions`.
+A `Config` has six sections, which are dataclasses. In `tokenizer`, `backbone` and `head`, the option `kind` decides
+which dataclass it is. The flags of the command line, the keys of TOML files and those of config.json are derived from
+the fields. Apart from `kind`, no two sections have an option of the same name, so that sections need not be named
+(`Config.of`). Other packages add kinds: classes with an attribute `Options`, a dataclass that extends `KindOptions`.
 """
 
 import dataclasses
@@ -548,14 +545,11 @@ class TrainingConfig:
 
 def parse_assignment(text: str) -> tuple[str, float]:
     """Parse an item of `sparse_l1`, NUMBER or NAME=NUMBER, into a variable (empty: all variables) and the number."""
-    name, _, number_text = text.rpartition("=")
+    name, _, number = text.rpartition("=")
     try:
-        number = float(number_text)
-    except ValueError:
-        number = -1.0  # the next line refuses negative numbers
-    if not 0 <= number <= MAX_FLOAT:
-        raise UserError(f"sparse_l1: expected NUMBER or NAME=NUMBER with a number of at least 0, got {text!r}")
-    return name, number
+        return name, Limits(0, MAX_FLOAT, whole=False).parse(number)
+    except UserError as error:
+        raise UserError(f"sparse_l1 {text!r}: expected NUMBER or NAME=NUMBER; {error}") from None
 
 
 def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[float]:
@@ -567,10 +561,9 @@ def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[flo
 
 
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the kinds that nested options (by section and name) select, by section.
+    """Return the kinds, by section, that options (by section and name) select by `kind`, `base` or `architecture`.
 
-    A section selects its `kind`; `base` and `architecture` select kinds as in `kinds_of_transformer`. Raise `UserError`
-    for unknown sections and options that contradict each other.
+    Raise `UserError` for unknown sections and options that contradict each other.
     """
     names = [field.name for field in dataclasses.fields(Config)]
     if not isinstance(sections, Mapping):
@@ -592,9 +585,9 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
 
     Raise `UserError` if a kind does not exist, or if two sections have an option of the same name.
     """
-    fixed = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
-    selected = {section: options_class(section, kind) for section, kind in {**DEFAULT_KINDS, **(kinds or {})}.items()}
-    types: dict[str, Any] = {item.name: {**fixed, **selected}[item.name] for item in dataclasses.fields(Config)}
+    types: dict[str, Any] = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
+    types |= {section: options_class(section, kind) for section, kind in {**DEFAULT_KINDS, **(kinds or {})}.items()}
+    types = {item.name: types[item.name] for item in dataclasses.fields(Config)}  # in this order
     section_by_option: dict[str, str] = {}
     for section, cls in types.items():
         for item in dataclasses.fields(cls):
@@ -606,19 +599,7 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Config:
-    """All options of a run, in six sections.
-
-    Args:
-        data: Options for reading tables.
-        tokenizer: Options of the selected kind of tokenizer.
-        model: Sizes of the context vector and the token embeddings, and adaptations.
-        backbone: Options of the selected kind of backbone.
-        head: Options of the selected kind of head.
-        training: Options of training.
-
-    Raises:
-        UserError: An option is invalid, or options contradict each other.
-    """
+    """All options of a run, in six sections; raises `UserError` if an option is not valid or contradicts another."""
 
     data: DataConfig = DataConfig()
     tokenizer: TokenizerOptions = dataclasses.field(default_factory=WordOptions)
@@ -633,22 +614,13 @@ class Config:
 
     @classmethod
     def of(cls, **options: Any) -> "Config":
-        """Create a config from options as in `options_by_section`: `Config.of(tokenizer="char", rank=8)`.
-
-        Raises:
-            UserError: No section has an option of that name, or its value is invalid.
-        """
+        """Create a config from options as in `options_by_section`: `Config.of(tokenizer="char", rank=8)`."""
         return cls.from_dict(options_by_section(options))
 
     def with_options(self, **options: Any) -> "Config":
-        """Return a copy of this config with changed options, named without their sections.
+        """Return a copy of this config with changed options, as in `options_by_section`.
 
-        Args:
-            **options: New values by name. `tokenizer`, `backbone` and `head` select a kind; if the kind changes, its
-                options get their defaults.
-
-        Raises:
-            UserError: No section has an option of that name, or its value is invalid.
+        If a kind changes, its options get their defaults.
         """
         return Config.from_dict(options_by_section({**options, "config": self}))
 
@@ -705,13 +677,12 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
     """Return options that are named without their sections, as on the command line, by section.
 
     Args:
-        options: Options by name. `tokenizer`, `backbone` and `head` select kinds, and `model` is the name of a model in
-            `MODELS`. `config` is a `Config` or the path of a file of options. The other options override those that
-            `model` sets; both override `config`.
+        options: Options by name. `tokenizer`, `backbone` and `head` select kinds, `model` a model in `MODELS`. `config`
+            is a `Config` or the path of a file of options. The other options override `model`; both override `config`.
         others: Further names that the error about an unknown name may suggest.
 
     Raises:
-        UserError: No section has an option of that name, or the file is not valid.
+        UserError: No section has an option of that name, a value is not valid, or the file is not valid.
     """
     options = dict(options)
     model, config = options.pop("model", None), options.pop("config", None)
@@ -735,10 +706,9 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
 def _without_overridden(
     base_options: Mapping[str, Any], kinds: Mapping[str, str], options: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the options of a file, by section, without the sections whose kinds are changed by `kinds`.
+    """Return the options of a file without the sections whose kinds change, and without what `options` replace.
 
-    A base among the `options` replaces an architecture in the file, and the other way round. A pretrained tokenizer is
-    that of the base in the file.
+    A base replaces an architecture, and the other way round; a pretrained tokenizer is that of the base in the file.
     """
     kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)
     changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}

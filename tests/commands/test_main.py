@@ -93,13 +93,13 @@ def test_scores_have_named_columns_and_rows_from_one(trained: Path, capsys: pyte
     capsys.readouterr()
     assert main(files) == 0
     header, *texts = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert header == ["row", "nats", "targets", "perplexity"]
+    assert header == ["row", "nats", "targets", "perplexity", "out of vocabulary"]
     assert [int(text[0]) for text in texts] == list(range(1, 81))
     assert main([*files, "--tokens"]) == 0
     header, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert header == ["row", "nats", "targets", "perplexity", "token"]
-    assert {len(row) for row in rows} == {5}
-    assert [row[:4] for row in rows if row[2]] == texts
+    assert header == ["row", "nats", "targets", "perplexity", "out of vocabulary", "token"]
+    assert {len(row) for row in rows} == {6}
+    assert [row[:5] for row in rows if row[2]] == texts
     tokens = [row for row in rows if row[0] == "1" and not row[2]]
     assert len(tokens) == int(texts[0][2])
     assert sum(float(row[1]) for row in tokens) == pytest.approx(float(texts[0][1]), abs=0.01)

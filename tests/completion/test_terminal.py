@@ -6,13 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
-from prompt_toolkit.input import create_pipe_input
-from prompt_toolkit.output import DummyOutput
 
 from factorcell.commands.cli.main import main
-from factorcell.commands.interactive import InteractiveCompleter, read_lines
 from factorcell.completion.blend import INDICATORS, new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
@@ -98,7 +93,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err
     assert main(["complete", str(folder)]) == 2
-    assert "standard input is not a terminal" in capsys.readouterr().err
+    assert "expected PREFIX, or --stdin" in capsys.readouterr().err
 
 
 def test_a_text_of_the_history_may_contain_semicolons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,30 +150,7 @@ def test_probabilities_are_those_of_the_model_for_all_users(folder: Path, capsys
         assert shares == sorted(shares, reverse=True)
         assert shares == pytest.approx([np.exp(row["log_probability"]) for row in rows], rel=0.05)
         assert typing_user is None or [line[2] for line in lines] == [row["source"] for row in rows]
-        menu = InteractiveCompleter(run, new_suggester(run), typing_user, context, 10)
-        suggestions = list(menu.get_completions(Document("a"), CompleteEvent()))
-        assert [[s.text, *s.display_meta_text.split()] for s in suggestions] == lines
     assert not np.allclose(shares, [row["probability"] for row in rows], atol=0.01)
-
-
-def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
-    run = Run.open(folder)
-    suggester = new_suggester(run)
-    menu = InteractiveCompleter(run, suggester, User.new(run), {}, 5)
-    with create_pipe_input() as keys:
-        keys.send_text("acca\rb\r   \rab\x03\x04")  # the third line is empty, the fourth is cancelled
-        read_lines(menu, input=keys, output=DummyOutput())
-    user = menu.user
-    expected = learn_one(run, learn_one(run, User.new(run), "acca"), "b")
-    assert user is not None
-    assert np.array_equal(user.vector, expected.vector)
-    assert user.history == expected.history
-    document = Document("ac")
-    completions = list(menu.get_completions(document, CompleteEvent()))
-    assert [s.text for s in completions] == [s.text for s in suggester.complete("ac", user, k=5)]
-    assert "acca" in [s.text for s in completions]
-    assert {s.start_position for s in completions} == {-2}
-    assert list(menu.get_completions(Document("a" * 500), CompleteEvent())) == []
 
 
 def test_the_history_is_found_in_lower_and_upper_case(tmp_path: Path) -> None:

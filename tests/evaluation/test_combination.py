@@ -173,7 +173,7 @@ def test_classify_prints_and_saves_the_combination(
     assert any(line.startswith("linear baseline") for line in output.splitlines())
     assert saved_results.read(run.folder)[-1]["classifier"] == "combined"
     assert main([*command[:3], "--points", test, "--combine"]) == 2
-    assert "--combine requires --target COLUMN" in capsys.readouterr().err
+    assert "require --target COLUMN" in capsys.readouterr().err
     assert main([*command, "--combine"]) == 2
     assert "add --calibrate DEV" in capsys.readouterr().err
     tables[0].unlink()

@@ -27,8 +27,7 @@ COMPARED_POPULAR_TEXTS = 1500  # whose gains `complete --explain` compares
 
 def add_complete_arguments(parser: Parser) -> None:
     parser.add("run", help="run folder of a model with tokenizer char, grapheme, bpe or pretrained")
-    help_text = "text typed so far (default: complete interactively in the terminal)"
-    parser.add("prefix", metavar="PREFIX", nargs="?", help=help_text)
+    parser.add("prefix", metavar="PREFIX", nargs="?", help="text typed so far")
     help_text = "complete each line of standard input and print a row of JSON for it"
     parser.add("--stdin", action="store_true", help=help_text)
     parser.add("--context")
@@ -60,7 +59,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
     if arguments.stdin:
         return _complete_lines(run, suggester, user, context, arguments)
     if arguments.prefix is None:
-        return _complete_interactively(run, suggester, user, context, arguments.count)
+        raise UserError("expected PREFIX, or --stdin to complete each line of standard input")
     typed_text = suggester.type_text(suggester.begin(user, context), arguments.prefix)
     if not typed_text.fits:
         max_text_tokens = run.config.data.max_tokens - 1
@@ -377,20 +376,3 @@ def _complete_lines(
         sys.stdout.flush()
     if failure_count:
         raise UserError(f"{terminal.STANDARD_INPUT}: {failure_count:,} of {line_number:,} lines could not be completed")
-
-
-def _complete_interactively(
-    run: "Run", suggester: "Completer", user: "User | None", context: dict[str, str], count: int
-) -> None:
-    if not sys.stdin.isatty():
-        raise UserError("missing PREFIX: standard input is not a terminal; use --stdin to complete each line of it")
-    try:
-        from factorcell.commands.interactive import InteractiveCompleter, read_lines
-    except ModuleNotFoundError as error:
-        if error.name != "prompt_toolkit":
-            raise
-        from factorcell.io.extras import missing_package_error
-
-        raise missing_package_error("interactive completion", "prompt-toolkit", "complete") from None
-    terminal.notify("Type a text. Tab and arrow keys: choose a suggestion; Enter: accept and learn; Ctrl-D: end.")
-    read_lines(InteractiveCompleter(run, suggester, user, context, count))

@@ -32,15 +32,6 @@ UNCALIBRATED = (
 )
 MAX_SHOWN_PREDICTIONS = 20  # maximum number of texts whose predictions are printed if --out is not specified
 MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
-SCOPE = (
-    "Estimated reduction of the perplexity by each column, on random held-out rows. For new users, authors or "
-    "documents, the gain of their columns is smaller; with few texts, a trained model can also lose"
-)
-ACCURACY_EXPLANATION = (
-    "accuracy: accuracy of predicting the value from the text; majority class: accuracy of always predicting the most "
-    "frequent value; both leave out the texts with rare values"
-)
-USER_GAIN = "this gain holds for users of the training table; `factorcell replay` measures the gain for new users"
 
 Row = dict[str, Any]
 
@@ -159,23 +150,16 @@ def run_classify(arguments: argparse.Namespace) -> None:
 
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
-    options_of_target = {
-        "calibrate": arguments.calibrate,
-        "combine": arguments.combine,
-        "priors": None if arguments.priors == "conditional" else arguments.priors,
-    }
-    for name, value in options_of_target.items():
-        if arguments.points and value:
-            raise UserError(f"--{name} requires --target COLUMN; it does not apply to --points")
+    if arguments.points and (arguments.calibrate or arguments.combine or arguments.priors != "conditional"):
+        raise UserError("--calibrate, --combine and --priors require --target COLUMN; they do not apply to --points")
     run = options.open_run(arguments)
     check_adapted(run)
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("unknown", "samples", "proposal")}
+    settings = options.selected(arguments, "unknown", "samples", "proposal")
     if arguments.points:
         points = read_points(arguments.points)
         result = classify_points(run, arguments.table, points, within=arguments.within, **settings)
     else:
-        names = ("values", "distractors", "priors", "calibrate", "combine")
-        settings |= {name: getattr(arguments, name) for name in names}
+        settings |= options.selected(arguments, "values", "distractors", "priors", "calibrate", "combine")
         result = classify(run, arguments.table, arguments.target, **settings)
     _report_classification(run, result, arguments)
     if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
@@ -249,19 +233,12 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
 
 def _show_predictions(rows: Sequence[Row]) -> None:
     shown_rows = [
-        {
-            "row": f"{row['row']}",
-            "predicted": row["predicted"],
-            "probability": f"{max(row['probabilities'].values()):.4f}",
-        }
+        {**row, "row": f"{row['row']}", "probability": f"{max(row['probabilities'].values()):.4f}"}
         for row in rows[:MAX_SHOWN_PREDICTIONS]
     ]
     terminal.show_table(shown_rows, ("row", "predicted", "probability"))
     if len(rows) > MAX_SHOWN_PREDICTIONS:
-        terminal.notify(
-            f"only the first {MAX_SHOWN_PREDICTIONS} texts are shown; "
-            "--out FILE writes all, with the probability of every value"
-        )
+        terminal.notify(f"only the first {MAX_SHOWN_PREDICTIONS} texts are shown; --out FILE writes all")
 
 
 def add_score_arguments(parser: Parser) -> None:
@@ -275,13 +252,12 @@ def run_score(arguments: argparse.Namespace) -> None:
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
     if arguments.json:
         return terminal.show_json(rows)
-    token_header, empty_token = (["token"], [""]) if arguments.tokens else ([], [])
-    terminal.show_fields("row", "nats", "targets", "perplexity", *token_header)
+    terminal.show_fields("row", "nats", "targets", "perplexity", "out of vocabulary", *["token"] * arguments.tokens)
     for row in rows:
-        number, nats, perplexity = f"{row['row']}", f"{row['nats']:z.4f}", f"{row['perplexity']:.4f}"
-        terminal.show_fields(number, nats, f"{row['targets']}", perplexity, *empty_token)
+        figures = [f"{row['targets']}", f"{row['perplexity']:.4f}", f"{row['unknown_targets']}"]
+        terminal.show_fields(f"{row['row']}", f"{row['nats']:z.4f}", *figures, *[""] * arguments.tokens)
         for token in row.get("tokens", ()):
-            terminal.show_fields(number, f"{token['nats']:z.4f}", "", "", token["token"])
+            terminal.show_fields(f"{row['row']}", f"{token['nats']:z.4f}", "", "", "", token["token"])
     return None
 
 
@@ -361,15 +337,12 @@ def run_advise(arguments: argparse.Namespace) -> None:
     size = f"{result.text_count:,} texts{sampling}, {result.targets_per_text:.1f} targets per text"
     terminal.show(f"{size}; gains per {result.unit}")
     terminal.show(f"all columns together: perplexity about {result.gain:.1%} lower")
-    terminal.show_table(*_advice_table(result.columns))
-    terminal.show(ACCURACY_EXPLANATION)
-    for row in result.columns:
-        is_user = row["column"] == config.data.user and row["advice"] != "leave out"
-        terminal.show(f"{row['column']}: {row['advice']}: {row['why']}{f'; {USER_GAIN}' if is_user else ''}")
+    rows = [_advice_cells(row) for row in result.columns]
+    terminal.show_table(rows, list(rows[0]))
+    terminal.show(*(f"{row['column']}: {row['advice']}: {row['why']}" for row in result.columns))
     if command := train_command(arguments.table, config, result.columns):
         terminal.show(f"to train with this advice: {command}")
-        terminal.show("to measure the gain of each model: the same command with `compare`, --dev and --test")
-    return terminal.notify(SCOPE)
+    return terminal.notify("these are estimates on random held-out rows; with few texts, a trained model can also lose")
 
 
 def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
@@ -390,22 +363,18 @@ def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
     )
 
 
-def _advice_table(columns: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a table of the advice: a row of text for every context column, and the titles of the table's columns."""
-    rows = [
-        {
-            "column": row["column"],
-            "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
-            "texts per value (median)": f"{row['texts_per_value']:,.0f}",
-            **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
-            "expected gain": f"{row['gain']:.1%}",
-            "added gain": f"{row['added']:.1%}",
-            "accuracy": format_number(row["accuracy"], ".0%"),
-            "majority class": format_number(row["majority"], ".0%"),
-        }
-        for row in columns
-    ]
-    return rows, list(rows[0])
+def _advice_cells(row: Row) -> dict[str, str | None]:
+    """Return the cells of the table about a context column, by title."""
+    return {
+        "column": row["column"],
+        "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
+        "texts per value (median)": f"{row['texts_per_value']:,.0f}",
+        **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
+        "expected gain": f"{row['gain']:.1%}",
+        "added gain": f"{row['added']:.1%}",
+        "accuracy": format_number(row["accuracy"], ".0%"),
+        "majority class": format_number(row["majority"], ".0%"),
+    }
 
 
 def add_rescore_arguments(parser: Parser) -> None:

@@ -331,18 +331,15 @@ def _flatten(results: Row) -> list[Row]:
 
 
 def _show_neighbours(results: Row) -> None:
-    """Print the neighbours of a single value as a table, or the neighbours of several values in one line per value."""
+    """Print the neighbours of each value in a line."""
     rows = results["neighbours"]
     counts = {row["value"]: f"{row['value']} ({row['value_count']:,} texts)" for row in rows}
     if not counts:
         if results["values"] == 1:
             terminal.show(f"{results['variable']}: only one value is frequent, so it has no neighbours")
         return
-    subject = next(iter(counts.values())) if len(counts) == 1 else f"{len(counts):,} of {results['values']:,} values"
-    terminal.show(f"{results['variable']}: nearest neighbours of {subject} by cosine")
-    if len(counts) == 1:
-        terminal.show_table(rows, ("near", "count", "cosine"))
-        return
+    shown = f"{len(counts):,} of {results['values']:,} values"
+    terminal.show(f"{results['variable']}: nearest neighbours of {shown} by cosine")
     width = max(map(len, counts.values()))
     for value, text in counts.items():
         neighbours = ", ".join(f"{row['near']} {row['cosine']:z.2f}" for row in rows if row["value"] == value)
@@ -350,28 +347,20 @@ def _show_neighbours(results: Row) -> None:
 
 
 def _show_words(rows: Sequence[Row]) -> None:
-    """Print the tokens that a context raises next to the tokens that it lowers, with their counts if known."""
+    """Print the tokens that a context raises, then those that it lowers, with their counts if known."""
     from factorcell.reports.wording import visible_token
 
     if not rows:
         terminal.show("the context changes no token that has evidence in the training texts")
-        return
-    # The names of the last two columns end with a space, because a dict needs distinct keys.
-    raised, lowered = (
-        [
-            {
-                title: visible_token(row["token"]),
-                f"nats{end}": f"{row['nats']:+.2f}",
-                f"counts{end}": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
-            }
-            for row in rows
-            if sign * row["nats"] > 0
-        ]
-        for sign, title, end in ((1, "raised", ""), (-1, "lowered", " "))
-    )
-    empty: Row = {}
-    lines = [{**first, **second} for first, second in itertools.zip_longest(raised, lowered, fillvalue=empty)]
-    terminal.show_table(lines, ("raised", "nats", "counts", "lowered", "nats ", "counts "))
+    lines = [
+        {
+            "token": visible_token(row["token"]),
+            "nats": f"{row['nats']:+.2f}",
+            "counts": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
+        }
+        for row in rows
+    ]
+    terminal.show_table(lines, ("token", "nats", "counts"))
 
 
 def _check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:

@@ -1,7 +1,4 @@
-"""The commands `train`, `compare`, `tune`, `finetune`, `mix`, `report` and `demo`.
-
-The functions import what they compute with, so that the help appears quickly.
-"""
+"""The commands `train`, `compare`, `tune`, `finetune`, `mix`, `report` and `demo`; their help imports no model."""
 
 import argparse
 from pathlib import Path
@@ -12,9 +9,6 @@ from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, OUTPUT_FOLDER
 from factorcell.config import MODELS, PAPER_MODELS, Config
 from factorcell.options.limits import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
-RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
-RESUME_FOLDER_HELP = "resume the command that wrote --out"
-RUN_FOLDERS_HELP = "folder for the run folders"
 MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
 
 Row = dict[str, Any]
@@ -25,36 +19,29 @@ def add_train_arguments(parser: Parser) -> None:
     parser.add("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
     help_text = "a model of the papers; sets --adapt and --output-bias (default without a pretrained base: factorcell)"
     parser.add("--model", choices=list(MODELS), help=help_text)
-    parser.add("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
+    parser.add("--resume")
     options.add_config_options(parser)
 
 
 def run_train(arguments: argparse.Namespace) -> None:
     from factorcell.training.fit import train_run
 
-    train_run(
-        arguments.train,
-        arguments.dev,
-        options.prepare_training(arguments),
-        arguments.out,
-        minutes=arguments.minutes,
-        preset=arguments.preset,
-        resume=arguments.resume,
-        compare_ngram=True,
-    )
+    settings = options.selected(arguments, "minutes", "preset", "resume")
+    specified = options.prepare_training(arguments)
+    train_run(arguments.train, arguments.dev, specified, arguments.out, compare_ngram=True, **settings)
 
 
 def add_compare_arguments(parser: Parser) -> None:
     parser.add_all(*TRAINING)
     parser.add("--test", type=Path, help="table to report results on (default: the development table)")
-    parser.add("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS_HELP)
+    parser.add("--out", required=True, type=Path, metavar="FOLDER", help="folder for the run folders")
     parser.add("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="models to compare")
     parser.add("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")
     help_text = "number of trainings of each model, with consecutive seeds from --seed on, to measure their variation"
     parser.add("--seeds", default=1, help=help_text)
     help_text = "do not train an n-gram model on the same tokens as a baseline"
     parser.add("--no-ngram", action="store_true", rare=True, help=help_text)
-    parser.add("--resume", action="store_true", help=RESUME_FOLDER_HELP)
+    parser.add("--resume")
     options.add_config_options(parser)
 
 
@@ -65,8 +52,8 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
     options.prepare_training(arguments)
     names = ("out", "dev", "test", "models", "target", "seeds", "minutes", "preset", "resume")
-    settings = {name: getattr(arguments, name) for name in names}
-    comparison = compare(arguments.train, ngram=not arguments.no_ngram, **settings, **options.option_values(arguments))
+    settings = options.selected(arguments, *names) | options.option_values(arguments)
+    comparison = compare(arguments.train, ngram=not arguments.no_ngram, **settings)
     terminal.show(*str(comparison).splitlines())
     page_path = arguments.out / "report.html"
     files.write(page_path, report_page([arguments.out]))
@@ -93,30 +80,19 @@ def run_tune(arguments: argparse.Namespace) -> None:
     if arguments.space is not None:
         space |= tuning.read_space(arguments.space, fixed=vars(arguments))
     space = {name: values for name, values in space.items() if not hasattr(arguments, name)}
-    rows = tuning.tune(
-        arguments.train,
-        arguments.dev,
-        specified,
-        arguments.out,
-        trials=arguments.trials,
-        space=space,
-        minutes=arguments.minutes,
-        preset=arguments.preset,
-    )
+    settings = options.selected(arguments, "trials", "minutes", "preset")
+    rows = tuning.tune(arguments.train, arguments.dev, specified, arguments.out, space=space, **settings)
     terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
     terminal.notify(f"best options: {arguments.out / 'best.toml'}; figures: {arguments.out}")
 
 
 def add_finetune_arguments(parser: Parser) -> None:
     parser.add("run", help="run folder to start from")
-    parser.add("table")
-    parser.add("--dev", type=Path, help="development table (default: 5 % of the rows are held out)")
+    parser.add_all("table", "--dev", "--unknown", "--resume")
     parser.add("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
     help_text = "part of the model to train (repeatable; default: all parts)"
     parser.add("--train", repeatable=True, metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=help_text)
     parser.add("--l1", default=0.0, help="penalty in nats per unit of absolute change of each weight")
-    parser.add("--unknown")
-    parser.add("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
     options.add_config_options(parser, "training", run_defaults=SMALL_DATA_DEFAULTS)
 
 
@@ -128,19 +104,9 @@ def run_finetune(arguments: argparse.Namespace) -> None:
     base = Run.open(arguments.run)
     specified = options.option_values(arguments)
     options.set_threads(specified.get("threads", base.config.training.threads))
-    run = finetune(
-        base,
-        arguments.table,
-        out=arguments.out,
-        dev=arguments.dev,
-        parts=arguments.train or [ALL],
-        l1=arguments.l1,
-        unknown=arguments.unknown,
-        resume=arguments.resume,
-        **specified,
-    )
-    change_rows = training_facts(run.folder)["finetuned"]["moved"]
-    terminal.show_table(change_rows, ("part", "values", "moved"))
+    settings = options.selected(arguments, "out", "dev", "l1", "unknown", "resume") | specified
+    run = finetune(base, arguments.table, parts=arguments.train or [ALL], **settings)
+    terminal.show_table(training_facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
 
 
 def add_mix_arguments(parser: Parser) -> None:
@@ -155,26 +121,18 @@ def add_mix_arguments(parser: Parser) -> None:
 def run_mix(arguments: argparse.Namespace) -> None:
     from factorcell.training.mixture import mix
 
-    _, rows = mix(
-        arguments.runs,
-        arguments.dev,
-        arguments.out,
-        by=arguments.by,
-        unknown=arguments.unknown,
-        device=arguments.device,
-        precision=arguments.precision,
-    )
+    settings = options.selected(arguments, "by", "unknown", "device", "precision")
+    _, rows = mix(arguments.runs, arguments.dev, arguments.out, **settings)
     if arguments.json:
         return terminal.show_json(rows)
-    model_columns = [str(number) for number in range(1, len(arguments.runs) + 1)]
-    for column, path in zip(model_columns, arguments.runs, strict=True):
-        terminal.show(f"{column}: {path}")
-    terminal.show("", "weights")
-    weight_rows = [_with_model_columns(row, "weights") for row in rows]
-    terminal.show_table(weight_rows, ("value", "targets", *model_columns))
+    # Each model has a column: 1, 2 and so on.
+    columns = {str(number): path for number, path in enumerate(arguments.runs, 1)}
+    terminal.show(*(f"{column}: {path}" for column, path in columns.items()), "", "weights")
+    weights = [{**row, **dict(zip(columns, row["weights"], strict=True))} for row in rows]
+    terminal.show_table(weights, ("value", "targets", *columns))
     terminal.show("", "perplexity of each model and of the mixture")
-    perplexity_rows = [{**_with_model_columns(row, "alone"), "mixture": row["perplexity"]} for row in rows]
-    terminal.show_table(perplexity_rows, ("value", *model_columns, "mixture"))
+    perplexities = [{**row, **dict(zip(columns, row["alone"], strict=True))} for row in rows]
+    terminal.show_table([{**row, "mixture": row["perplexity"]} for row in perplexities], ("value", *columns, "mixture"))
     return None
 
 
@@ -191,13 +149,8 @@ def run_report(arguments: argparse.Namespace) -> None:
     terminal.notify(f"report: {arguments.out}")
 
 
-def _with_model_columns(row: Row, key: str) -> Row:
-    """Return `row` with an additional column for each model, named 1, 2 and so on; `row[key]` lists their values."""
-    return {**row, **{str(number): value for number, value in enumerate(row[key], 1)}}
-
-
 def add_demo_arguments(parser: Parser) -> None:
-    parser.add("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help=RUN_FOLDERS_HELP)
+    parser.add("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help="folder for the run folders")
     parser.add("--page", type=OUTPUT_FILE, default="demo.html", metavar="HTML", help="HTML file to write")
     help_text = "number of passes of each training over the names (default: as many as possible within a minute)"
     parser.add("--epochs", help=help_text)
@@ -211,10 +164,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
     from factorcell.reports.demo import demo_page
 
     results = train_and_evaluate(arguments.out, epochs=arguments.epochs)
-    terminal.show("")
-    terminal.show(*str(results["models"]).splitlines())
-    terminal.show("")
-    for place in results["names"]:
-        terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
+    terminal.show("", *str(results["models"]).splitlines(), "")
+    terminal.show(*(f"{place['place']:>14}  {', '.join(place['samples'])}" for place in results["names"]))
     files.write(arguments.page, demo_page(results))
     terminal.notify("", f"total time: {results['minutes']:.1f} minutes. Open {arguments.page} in a browser.")

@@ -40,9 +40,9 @@ def demo_page(results: Row) -> str:
     page.add("Models", tables=[make_table(*results["models"].table())])
     page.add("Countries", tables=[make_table(countries, country_formats)])
     page.remarks += [
-        f"training and evaluation took {results['minutes']:.1f} minutes on {results['machine']}",
-        f"maps show the posterior probability of each point given the name, with a uniform prior over "
-        f"{results['prior']}; each map has its own scale of brightness",
+        f"training and evaluation took {results['minutes']:.1f} minutes",
+        "maps show the posterior probability of each point given the name, with a uniform prior over all inhabited "
+        "points of a grid; each map has its own scale of brightness",
         "a name is assigned to the country at whose centre it is most probable (Bayes' rule with a uniform prior); no "
         "classifier was trained",
         *results["models"].notes(),

@@ -120,6 +120,11 @@ def option_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in arguments.option_names if hasattr(arguments, name)}
 
 
+def selected(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of some arguments by name, for a function that has parameters of these names."""
+    return {name: getattr(arguments, name) for name in names}
+
+
 def prepare_training(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Set the number of threads that a training command specifies; return its config options by section."""
     specified = options_by_section(option_values(arguments))

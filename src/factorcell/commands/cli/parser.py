@@ -57,6 +57,7 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "use the neural model alone, even if the run has a mixture with n-gram counts",
     },
     "--save": {"action": "store_true", "help": "save the result in the run folder, for report"},
+    "--resume": {"action": "store_true", "help": "resume the command that wrote --out, from its last checkpoint"},
     "--json": {"action": "store_true", "help": "print rows of JSON"},
     "--threads": {"section": "computing", "default": 0, "help": "number of threads; 0: one per core"},
     "--device": {"section": "computing", "choices": DEVICES, "default": "auto", "help": DEVICE_HELP},

@@ -127,43 +127,34 @@ class FindingHandler(logging.Handler):
 
     def __init__(self, verbose: bool) -> None:
         super().__init__()
-        self.verbose, self.count, self.is_in_block = verbose, 0, False
-        self.first: Finding | None = None
+        self.verbose, self.is_in_block, self.findings = verbose, False, list[Finding]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a log record; count a finding, and remember the first of the ranking."""
+        """Print a log record, or collect its finding."""
         finding: Finding | None = getattr(record, "finding", None)
         self.is_in_block |= hasattr(record, "label")
-        if finding is None:
-            return notify(*self._wrapped(record.getMessage()))
-        if self.verbose:
-            return self._warn(finding.text)
-        self.count += 1
-        if self.first is None or finding.rank < self.first.rank:
-            self.first = finding
-        return None
+        if finding is None or self.verbose:
+            self._print(record.getMessage(), is_warning=finding is not None)
+        else:
+            self.findings.append(finding)
 
     def flush(self) -> None:
-        """Print the remembered finding and the number of the others, and forget them."""
-        if self.first is not None:
-            others = f" ({self.count - 1} more with --verbose)" if self.count > 1 else ""
-            self._warn(f"{self.first.text}{others}")
-        self.clear()
+        """Print the finding that can mislead most and the number of the others, and forget them."""
+        if self.findings:
+            first = min(self.findings, key=lambda finding: finding.rank)
+            others = f" ({len(self.findings) - 1} more with --verbose)" if len(self.findings) > 1 else ""
+            self._print(f"{first.text}{others}", is_warning=True)
+        self.findings.clear()
 
-    def _warn(self, text: str) -> None:
-        """Print a finding, as a line of the block if there is one."""
-        notify(*self._wrapped(findings.format_fact("warning", text) if self.is_in_block else f"warning: {text}"))
-
-    def _wrapped(self, line: str) -> list[str]:
-        """Return a line as lines of the width of the terminal, which begin below the first text of a block."""
-        if not (self.is_in_block and sys.stderr.isatty()):
-            return [line]
-        indent = " " * len(findings.format_fact("", ""))
-        return textwrap.wrap(line, shutil.get_terminal_size().columns - 1, subsequent_indent=indent) or [line]
-
-    def clear(self) -> None:
-        """Forget all findings."""
-        self.first, self.count = None, 0
+    def _print(self, line: str, is_warning: bool) -> None:
+        """Print a line, wrapped to the width of the terminal if it belongs to a block; a block labels its warnings."""
+        if is_warning:
+            line = findings.format_fact("warning", line) if self.is_in_block else f"warning: {line}"
+        lines = [line]
+        if self.is_in_block and sys.stderr.isatty():
+            indent = " " * len(findings.format_fact("", ""))
+            lines = textwrap.wrap(line, shutil.get_terminal_size().columns - 1, subsequent_indent=indent) or [line]
+        notify(*lines)
 
 
 @contextmanager
@@ -178,7 +169,7 @@ def logging_to_standard_error(verbose: bool) -> Iterator[None]:
         yield
         handler.flush()
     finally:
-        handler.clear()
+        handler.findings.clear()
         warnings.showwarning = show_warning
         LOG.setLevel(level)
         LOG.removeHandler(handler)
