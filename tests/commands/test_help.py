@@ -268,8 +268,7 @@ def test_shell_completion(tmp_path: Path) -> None:
     assert shell_completions("factorcell train x.csv --adapt sc", tmp_path) == ["scale"]
     assert shell_completions("factorcell baseline linear --tes", tmp_path) == ["--test"]
     assert shell_completions("factorcell train r", tmp_path) == ["rows.csv", "runs/"]
-    assert shell_completions("factorcell score r", tmp_path) == ["runs/"]
-    assert shell_completions("factorcell train --text r", tmp_path) == []
+    assert shell_completions("factorcell score r", tmp_path) == ["rows.csv", "runs/"]
     assert shell_completions("factorcell sing ", tmp_path) == []
     assert shell_completions("python -m factorcell train --epo", tmp_path, 3) == ["--epochs"]
 

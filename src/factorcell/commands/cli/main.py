@@ -8,8 +8,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from factorcell.commands.cli import options, terminal
@@ -190,8 +189,9 @@ def complete() -> NoReturn:
     command = find_command(words)
     if command:
         parser = make_parser(command)
-        for action in parser.actions:
-            action.completer = _completer(action)  # type: ignore[attr-defined]
+        for action in parser.actions:  # arguments without choices are completed with files
+            placeholder = str(action.metavar)
+            action.choices = placeholder[1:-1].split(",") if placeholder.startswith("{") else None
         argparse_parser, word_count = parser.to_argparse(), len(command.split())
     else:
         names = [name.split() for name in COMMANDS]
@@ -202,16 +202,3 @@ def complete() -> NoReturn:
     os.environ["_ARGCOMPLETE"] = str(program_word_count + word_count)
     argcomplete.autocomplete(argparse_parser)
     raise AssertionError("argcomplete ends the process")
-
-
-def _completer(action: argparse.Action) -> Callable[..., Iterable[str]]:
-    """Return the completer for an argument: it suggests folders, files, the choices in its placeholder, or nothing."""
-    from argcomplete.completers import DirectoriesCompleter, FilesCompleter
-
-    placeholder = str(action.metavar)
-    if placeholder in ("RUN", "FOLDER"):
-        return DirectoriesCompleter()
-    if placeholder in ("FILE", "HTML") or Path in getattr(action.type, "args", ()):
-        return FilesCompleter()
-    choices = placeholder[1:-1].split(",") if placeholder.startswith("{") else []
-    return lambda **_: choices
