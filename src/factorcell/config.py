@@ -689,7 +689,11 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
     base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
     kinds = kinds_of_transformer(options)
     kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
-    base_options = _without_overridden(base_options, kinds, options)
+    kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)
+    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
+    if "backbone" in changed and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
+        changed.add("tokenizer")  # it is that of the base in the file
+    base_options = {section: content for section, content in base_options.items() if section not in changed}
     specified: dict[str, dict[str, Any]] = {name: {} for name in section_types()}
     specified |= {section: {"kind": kind} for section, kind in kinds.items()}
     if model:
@@ -701,25 +705,6 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
         check_choice("option", name, (*names, *OPTION_KINDS, "config", "model", *others))
         specified[names[name]][name] = value
     return {section: {**base_options.get(section, {}), **values} for section, values in specified.items()}
-
-
-def _without_overridden(
-    base_options: Mapping[str, Any], kinds: Mapping[str, str], options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return the options of a file without the sections whose kinds change, and without what `options` replace.
-
-    A base replaces an architecture, and the other way round; a pretrained tokenizer is that of the base in the file.
-    """
-    kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)
-    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
-    replaces_base = "backbone" in changed or "architecture" in options
-    if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
-        changed.add("tokenizer")
-    remaining = {section: dict(content) for section, content in base_options.items() if section not in changed}
-    if options.keys() & {*TRANSFORMER_OPTIONS}:
-        for name in TRANSFORMER_OPTIONS:
-            remaining.get("backbone", {}).pop(name, None)
-    return remaining
 
 
 def read_options(path: str | Path) -> dict[str, Any]:

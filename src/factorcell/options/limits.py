@@ -1,7 +1,6 @@
 """The valid range of every number that a user can set, and the choices and defaults of options outside of a `Config`.
 
-The metadata of each numeric field of a `Config` contain its `Limits`. `NUMBER_LIMITS` has the limits of all other
-numeric options: the command line uses them for parsing, and functions with such parameters call `check`.
+The fields of a `Config` have their `Limits`; `NUMBER_LIMITS` has those of other options of commands and functions.
 """
 
 import dataclasses
@@ -88,44 +87,28 @@ class Limits:
 
 # The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
-    "cache_size": Limits(1),
+    **dict.fromkeys(("cache_size", "every", "frequent", "rows_per_user"), Limits(1)),
+    **dict.fromkeys(("first", "samples", "top_k"), Limits(0)),
+    **dict.fromkeys(("branching", "max_tokens", "trials", "width"), Limits(1, 1_000_000)),
+    **dict.fromkeys(("min_tokens", "no_repeat_ngram"), Limits(0, 1_000_000)),
+    **dict.fromkeys(("epochs", "max_memory", "minutes", "rate"), Limits(0, 1_000_000, whole=False, above=True)),
+    **dict.fromkeys(("max_norm", "seconds"), Limits(0, MAX_COUNT, whole=False)),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
-    "epochs": Limits(0, 1_000_000, whole=False, above=True),
-    "every": Limits(1),
-    "examples": Limits(0),
-    "first": Limits(0),
-    "frequent": Limits(1),
-    "groups": Limits(1),
-    "branching": Limits(1, 1_000_000),
     "l1": Limits(0, MAX_FLOAT, whole=False),
     "length_penalty": Limits(0, 10, whole=False),
-    "max_memory": Limits(0, 1_000_000, whole=False, above=True),
-    "max_tokens": Limits(1, 1_000_000),
-    "min_tokens": Limits(0, 1_000_000),
-    "minutes": Limits(0, 1_000_000, whole=False, above=True),
-    "no_repeat_ngram": Limits(0, 1_000_000),
     "number": Limits(1, 10_000_000),
     "order": Limits(1, 12),
     "pad": Limits(0, 1 << 20),
     "port": Limits(0, 65_535),
-    "rate": Limits(0, 1_000_000, whole=False, above=True),
-    "max_norm": Limits(0, MAX_COUNT, whole=False),
-    "repeats": Limits(1, 1_000_000),
     "rows": Limits(20),  # fewer rows cannot show whether a column helps
-    "rows_per_user": Limits(1),
-    "samples": Limits(0),
-    "seconds": Limits(0, MAX_COUNT, whole=False),
     "seed": Limits(0, (1 << 63) - 1),
     "seeds": Limits(1, 1000),
     "share": Limits(0, 1, whole=False),
+    "threads": Limits(0, 1024),
     "typos": Limits(0, 2),
     "temperature": Limits(0, MAX_FLOAT, whole=False, above=True),
-    "threads": Limits(0, 1024),
-    "top_k": Limits(0),
     "top_p": Limits(0, 1, whole=False, above=True),
-    "trials": Limits(1, 1_000_000),
-    "width": Limits(1, 1_000_000),
     "workers": Limits(1, 1024),
     "within": Limits(0, math.inf, whole=False),
 }
