@@ -17,13 +17,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from factorcell.config import PAPER_MODELS, options_by_section
-from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify_points
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.perplexity import evaluate_corpus
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files
 from factorcell.io.findings import LOG
@@ -114,10 +113,8 @@ def _read_rows(part: str) -> list[Row]:
 
 def _evaluate(run: Run, classification: Classification | None) -> ComparedModel:
     """Return the perplexity of a run on the development names, and the accuracy of its classification by country."""
-    corpus = run.prepare(table_path("dev"))
-    nats = run.nats(corpus)
-    figures = text_figures.figures_from_nats(nats, corpus)
-    row = {key: value for key, value in summary_row(nats, corpus).items() if key in FIGURES}
+    evaluation = evaluate_corpus(run, run.prepare(table_path("dev")))
+    row, figures = {key: value for key, value in evaluation.row.items() if key in FIGURES}, evaluation.figures
     row["parameters"] = run.model.parameter_count()
     row |= {"minutes": run.training_minutes(), "accuracy": None}
     if classification is not None:

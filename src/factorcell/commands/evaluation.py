@@ -12,7 +12,6 @@ from factorcell.commands.cli.parser import Parser
 from factorcell.config import Config
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
-from factorcell.io.output import format_number
 from factorcell.options.limits import ADVICE_ROWS, PRIORS, PROPOSALS
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
     from factorcell.evaluation.perplexity import Evaluation
     from factorcell.evaluation.rescoring.nbest import NBest
-    from factorcell.evaluation.rescoring.rescore import ScoreWeights
+    from factorcell.evaluation.rescoring.rescore import Weights
     from factorcell.evaluation.text_figures import Figures
     from factorcell.ngram.ngram import NGram
     from factorcell.nn.scoring import Scorer
@@ -35,10 +34,6 @@ MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates 
 SCOPE = (
     "Estimated reduction of the perplexity by each column, on random held-out rows. For new users, authors or "
     "documents, the gain of their columns is smaller; with few texts, a trained model can also lose"
-)
-ACCURACY_EXPLANATION = (
-    "accuracy: accuracy of predicting the value from the text; majority class: accuracy of always predicting the most "
-    "frequent value; both leave out the texts with rare values"
 )
 USER_GAIN = "this gain holds for users of the training table; `factorcell replay` measures the gain for new users"
 
@@ -57,14 +52,13 @@ def add_evaluate_arguments(parser: Parser) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import results
     from factorcell.evaluation.diagnostics import unknown_users_finding
     from factorcell.evaluation.perplexity import evaluate
 
     run = _open_scorer(arguments.run, arguments)
     baseline = _open_scorer(arguments.baseline, arguments) if arguments.baseline else None
     result = evaluate(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
-    row = results.evaluation_row(run, arguments.table, result, baseline)
+    row = result.result_row(run, arguments.table)
     if arguments.json:
         value_rows = [{**value_row, "by": column} for column in arguments.by for value_row in result.by[column]]
         terminal.show_json([{name: value for name, value in row.items() if name != "by"}, *value_rows])
@@ -73,12 +67,10 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     if arguments.save:
         _save_result(run, row, result.figures)
         if baseline and result.baseline and not baseline.folder.samefile(run.folder):
-            baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
+            baseline_row = result.baseline.result_row(baseline, arguments.table)
             _save_result(baseline, baseline_row, result.baseline.figures)
     if row.get("only_unknown_users"):
         report(unknown_users_finding(run, "text"))
-    if row.get("training_difference"):
-        report(Finding("unlike trainings", row["training_difference"]))
 
 
 def _open_scorer(folder: Path, arguments: argparse.Namespace) -> "Scorer":
@@ -126,7 +118,7 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
 
 
 def _save_result(run: "Scorer", row: Row, text_figures: "Figures") -> None:
-    from factorcell.evaluation.results import save_result
+    from factorcell.evaluation.text_figures import save_result
 
     if failure_notice := save_result(run, row, text_figures):
         terminal.notify(failure_notice)
@@ -136,8 +128,6 @@ def add_classify_arguments(parser: Parser) -> None:
     _add_run_and_table(parser)
     parser.add_argument("--target", metavar="COLUMN", help="categorical context column to predict")
     parser.add_argument("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
-    help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
-    parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
     help_text = "prior probabilities of the values; without other columns, conditional means training (frequencies)"
     parser.add_argument("--priors", default="conditional", choices=PRIORS, help=help_text)
     help_text = "development table to fit a temperature on, or the weights of --combine"
@@ -159,7 +149,7 @@ def add_classify_arguments(parser: Parser) -> None:
 
 
 def run_classify(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import baselines
+    from factorcell.evaluation import linear_classifier
     from factorcell.evaluation.bayes_rule import LINEAR_BASELINE
     from factorcell.evaluation.classification import classify, classify_points, read_points
     from factorcell.evaluation.likelihoods import check_adapted
@@ -170,31 +160,29 @@ def run_classify(arguments: argparse.Namespace) -> None:
         "calibrate": arguments.calibrate,
         "combine": arguments.combine,
         "priors": None if arguments.priors == "conditional" else arguments.priors,
+        "samples": arguments.samples,
     }
     for name, value in options_of_target.items():
         if arguments.points and value:
             raise UserError(f"--{name} requires --target COLUMN; it does not apply to --points")
     run = options.open_run(arguments)
     check_adapted(run)
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("unknown", "samples", "proposal")}
     if arguments.points:
-        points = read_points(arguments.points)
-        result = classify_points(run, arguments.table, points, within=arguments.within, **settings)
+        points, unknown = read_points(arguments.points), arguments.unknown
+        result = classify_points(run, arguments.table, points, within=arguments.within, unknown=unknown)
     else:
-        names = ("values", "distractors", "priors", "calibrate", "combine")
-        settings |= {name: getattr(arguments, name) for name in names}
+        names = ("unknown", "values", "priors", "samples", "proposal", "calibrate", "combine")
+        settings: dict[str, Any] = {name: getattr(arguments, name) for name in names}
         result = classify(run, arguments.table, arguments.target, **settings)
     _report_classification(run, result, arguments)
     if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
-        terminal.notify(baselines.missing_baseline(run, arguments.target))
+        terminal.notify(linear_classifier.missing_baseline(run, arguments.target))
 
 
 def _report_classification(run: "Run", result: "Classification", arguments: argparse.Namespace) -> None:
     """Print or write the predictions, and print the metrics if any text has a label; save them with --save."""
     from factorcell.data.tables.tables import table_name
-    from factorcell.evaluation.bayes_rule import CONTEXT_CLASSIFIER, text_accuracies
-    from factorcell.evaluation.diagnostics import classification_findings
-    from factorcell.evaluation.results import classification_row
+    from factorcell.evaluation.bayes_rule import text_accuracies
     from factorcell.io import files
 
     metrics = result.metrics()
@@ -212,18 +200,15 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
         if arguments.points:
             limit = f", within {arguments.within:g}" if math.isfinite(arguments.within) else ""
             target = f"the nearest of {len(result.names):,} points of {table_name(arguments.points)}{limit}"
-        row = classification_row(run, arguments.table, target, result, metrics)
+        row = result.result_row(run, arguments.table, target)
         _save_result(run, row, {"accuracy": text_accuracies(result)})
     elif not result.has_labels:
         output = f", written to {arguments.out}" if arguments.out else ""
-        missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
         task = f"{counted_texts} classified ({result.name}){output}"
-        terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
+        terminal.notify(f"{task}; accuracy not computed: no text has a candidate value")
         if arguments.target and not arguments.calibrate:
             terminal.notify(UNCALIBRATED)
-    if CONTEXT_CLASSIFIER in result.other_predictions:
-        report(*classification_findings(run, arguments.target))
 
 
 def _show_predictions(rows: Sequence[Row]) -> None:
@@ -308,12 +293,14 @@ def add_baseline_linear_arguments(parser: Parser) -> None:
 
 
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import baselines
+    from factorcell.evaluation import linear_classifier
 
     config, tokenizer = _reading_options(arguments)
-    tables, context = (arguments.train, arguments.test), arguments.context
-    train, test = baselines.read_train_and_test(*tables, arguments.target, config, context=context, tokenizer=tokenizer)
-    result = baselines.classify_with_linear_baseline(train, test)
+    options_of_columns = {"context": arguments.context, "tokenizer": tokenizer}
+    train, test = linear_classifier.read_train_and_test(
+        arguments.train, arguments.test, arguments.target, config, **options_of_columns
+    )
+    result = linear_classifier.classify_with_linear_baseline(train, test)
     if arguments.json:
         terminal.show_json([result.metrics()])
     else:
@@ -331,13 +318,13 @@ def _add_reading_options(parser: Parser) -> None:
 
 def _reading_options(arguments: argparse.Namespace) -> "tuple[Config, Tokenizer | None]":
     """Return the options for reading texts, and the tokenizer, of the model --like; or the options of --config."""
-    from factorcell.evaluation.results import open_model
+    from factorcell.training.mixture import open_scorer
 
     if arguments.like is not None and arguments.config is not None:
         raise UserError("expected either --like or --config, got both")
     config, tokenizer = Config.of(config=arguments.config) if arguments.config else Config(), None
     if arguments.like is not None:
-        model = open_model(arguments.like)
+        model = open_scorer(arguments.like)
         config, tokenizer = model.config, model.tokenizer
     return (config if arguments.text is None else config.with_options(text=arguments.text)), tokenizer
 
@@ -365,7 +352,6 @@ def run_advise(arguments: argparse.Namespace) -> None:
     terminal.show(f"{size}; gains per {result.unit}")
     terminal.show(f"all columns together: perplexity about {result.gain:.1%} lower")
     terminal.show_table(*_advice_table(result.columns))
-    terminal.show(ACCURACY_EXPLANATION)
     for row in result.columns:
         is_user = row["column"] == config.data.user and row["advice"] != "leave out"
         terminal.show(f"{row['column']}: {row['advice']}: {row['why']}{f'; {USER_GAIN}' if is_user else ''}")
@@ -398,13 +384,11 @@ def _advice_table(columns: Sequence[Row]) -> tuple[list[dict[str, Any]], list[st
     rows = [
         {
             "column": row["column"],
-            "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
+            "values": f"{row['values']:,}",
             "texts per value (median)": f"{row['texts_per_value']:,.0f}",
             **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
             "expected gain": f"{row['gain']:.1%}",
             "added gain": f"{row['added']:.1%}",
-            "accuracy": format_number(row["accuracy"], ".0%"),
-            "majority class": format_number(row["majority"], ".0%"),
         }
         for row in columns
     ]
@@ -434,8 +418,8 @@ def add_rescore_arguments(parser: Parser) -> None:
 def run_rescore(arguments: argparse.Namespace) -> None:
     from factorcell.evaluation.diagnostics import report_run
     from factorcell.evaluation.rescoring import rescore
-    from factorcell.evaluation.results import open_model
     from factorcell.io import files
+    from factorcell.training.mixture import MixedModels, open_scorer
 
     if arguments.out is not None and arguments.out.exists():
         raise UserError(f"{arguments.out}: exists already; choose another file")
@@ -444,7 +428,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     lists = _read_lists(arguments.lists, arguments.reference, arguments.utt2context)
     for column in arguments.by:
         check_choice("column", column, lists.columns)
-    model = open_model(arguments.run, device=arguments.device, precision=arguments.precision)
+    model = open_scorer(arguments.run, device=arguments.device, precision=arguments.precision)
+    if isinstance(model, MixedModels):
+        raise UserError(f"{arguments.run}: expected a run or an n-gram model, got a mixture of models")
     report_run(model)
     weights = _fit_or_read_weights(arguments, model, lists)
     scored_lists = _score_lists(arguments, model, lists)
@@ -456,9 +442,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         text = "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
         report(Finding("more errors", text))
     if arguments.json:
-        terminal.show_json([{"weights": dict(weights.values)}, *(summary or rows)])
+        terminal.show_json([{"weights": weights}, *(summary or rows)])
         return
-    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
+    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.items()))
     if summary:
         _show_rates(summary[: 1 + MAX_SHOWN_VALUES])  # the first row is about all utterances
     else:
@@ -476,9 +462,10 @@ def _read_lists(path: Path, reference_path: Path | None, columns_path: Path | No
     return lists if columns_path is None else nbest.with_columns(lists, columns_path)
 
 
-def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "ScoreWeights":
+def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "Weights":
     """Return the weights of the scores: fitted on --tune, read from --weights, or computed from --share."""
-    from factorcell.evaluation.rescoring.rescore import ScoreWeights, fit_weights
+    from factorcell.evaluation.rescoring.rescore import fit_weights, read_weights, share_weights
+    from factorcell.io import files
 
     if arguments.tune is None:
         tune_files = {"--tune-reference": arguments.tune_reference, "--tune-utt2context": arguments.tune_utt2context}
@@ -486,8 +473,8 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", li
             if path is not None:
                 raise UserError(f"{option} {path}: requires the lists of --tune")
         if arguments.weights:
-            return ScoreWeights.open(arguments.weights)
-        return ScoreWeights.with_model_share(lists.score_names, arguments.share)
+            return read_weights(arguments.weights)
+        return share_weights(lists.score_names, arguments.share)
     tune_lists = _read_lists(arguments.tune, arguments.tune_reference, arguments.tune_utt2context)
     if tune_lists.score_names != lists.score_names:
         expected, actual = (", ".join(names) for names in (lists.score_names, tune_lists.score_names))
@@ -495,7 +482,7 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", li
     weights, nats_per_list = fit_weights(_score_lists(arguments, model, tune_lists))
     terminal.notify(f"weights fitted on {arguments.tune}: {nats_per_list:g} nats per list")
     if arguments.weights is not None:
-        weights.save(arguments.weights)
+        files.write_json(arguments.weights, weights)
     return weights
 
 

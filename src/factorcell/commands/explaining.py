@@ -11,7 +11,7 @@ from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import Parser
 from factorcell.errors import UserError
 from factorcell.io import input_files
-from factorcell.io.findings import Finding, report
+from factorcell.io.findings import report
 from factorcell.options.limits import DEFAULT_VALUE_COUNT
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def add_explain_arguments(parser: Parser) -> None:
 
 
 def run_explain(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation.diagnostics import run_findings
-    from factorcell.evaluation.explaining.likelihood_ratios import compared_columns, evidence_findings, explain
+    from factorcell.evaluation.diagnostics import differing_columns, run_findings
+    from factorcell.evaluation.explaining.likelihood_ratios import evidence_findings, explain
     from factorcell.io import files
     from factorcell.io.findings import ranked
 
@@ -76,10 +76,10 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
-        columns = compared_columns([*contexts.values()], text_contexts)
-        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, *columns)]
+        columns = differing_columns([*contexts.values()])
+        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, columns)]
         cautions = [finding.text for finding in ranked([*findings, *evidence_findings(rows)])]
-        files.write(arguments.page, explanation_page(model_name, rows, 1 + len(others), cautions))
+        files.write(arguments.page, explanation_page(model_name, rows, cautions))
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)
@@ -221,7 +221,7 @@ def _add_train(parser: Parser) -> None:
 
 
 def run_contexts(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation.diagnostics import common_columns, differing_columns, run_findings
+    from factorcell.evaluation.diagnostics import differing_columns, run_findings
     from factorcell.evaluation.explaining.embeddings import Embeddings
     from factorcell.io import files
 
@@ -252,8 +252,7 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     options.check_contexts(run, contexts, arguments.unknown)
     if pairs:
         results["words"] = _compare_pairs(run, pairs, arguments)
-    columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, pairs)))
-    findings = run_findings(run, columns, common_columns(contexts) if contexts else ())
+    findings = run_findings(run, {column for pair in pairs for column in differing_columns(pair)})
     report(*findings)
     results["cautions"] = [finding.text for finding in findings]
     if arguments.page:
@@ -289,36 +288,19 @@ def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namesp
 
 def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
     """Return for each pair the tokens that the softmax bias of the first context raises or lowers most."""
-    from factorcell.evaluation.explaining.token_evidence import (
-        NOT_CATEGORIES,
-        TokenCounts,
-        rank_shifted_tokens,
-        read_training_texts,
-    )
+    from factorcell.evaluation.explaining.likelihood_ratios import context_text
+    from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, read_training_texts
 
-    train = options.find_training_table(run, arguments.train, "no counts of words")
-    training_texts = None if train is None else read_training_texts(run, train)
-    settings = {"count": arguments.count, "frequent": arguments.frequent, "unknown": arguments.unknown}
+    settings = {name: getattr(arguments, name) for name in ("count", "frequent", "unknown")}
+    settings["train"] = read_training_texts(run, arguments.train)
     comparisons = []
     for pair in pairs:
-        counts = None
-        if training_texts is not None:
-            counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
-            if counts is None:
-                problem = f"words without evidence may be among the tokens, because {NOT_CATEGORIES}"
-                report(Finding("no evidence", problem))
         first, second = pair
         names = [name for name in first if second.get(name) != first[name]]
-        texts = [_describe({name: context[name] for name in names if name in context}) for context in pair]
-        if counts is not None:
-            texts = [f"{text} ({count:,} texts)" for text, count in zip(texts, counts.texts.tolist(), strict=True)]
-        rows = rank_shifted_tokens(run, first, second, counts, **settings)
+        texts = [context_text({name: context[name] for name in names if name in context}) for context in pair]
+        rows = most_shifted_tokens(run, *pair, **settings)
         comparisons.append({"context": texts[0], "against": texts[1], "rows": rows})
     return comparisons
-
-
-def _describe(context: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in context.items()) or "the expected context"
 
 
 def _flatten(results: Row) -> list[Row]:

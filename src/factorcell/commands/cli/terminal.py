@@ -236,9 +236,8 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
         [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
         ("classifier", "accuracy", "gain of the first"),
     )
-    reasons = {"left_out_missing": "without a value", "left_out_other": "with a value that is not a candidate"}
-    left_out = [f"{metrics[name]:,} {reason} left out" for name, reason in reasons.items() if metrics.get(name)]
-    show(", ".join([f"{metrics['texts']:,} texts", *left_out]))
+    left_out = f", {metrics['left_out']:,} without a candidate value left out" if metrics["left_out"] else ""
+    show(f"{metrics['texts']:,} texts{left_out}")
     if weights := metrics.get("combination_weights"):
         show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
     if verbose:
