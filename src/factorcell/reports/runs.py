@@ -61,12 +61,11 @@ def find_models(folders: Sequence[Path]) -> list[Path]:
     """Return the folders that contain a run or an n-gram model, and those in these folders."""
     models: list[Path] = []
     for folder in folders:
-        patterns = ("*/weights.safetensors", f"*/{ngram.FILE}")
-        subfolders = sorted(path.parent for pattern in patterns for path in input_files.list_visible(folder, pattern))
-        is_model = any((folder / name).is_file() for name in ("config.json", ngram.FILE))
-        if not is_model and not subfolders:
+        paths, names = (folder, *input_files.list_visible(folder)), ("weights.safetensors", ngram.FILE)
+        found = [path for path in paths if any((path / name).is_file() for name in names)]
+        if not found:
             raise input_files.not_a_run_error(folder, "a trained run or a folder of trained runs")
-        models += [folder] if is_model else subfolders
+        models += found[:1] if found[0] == folder else found
     return list(dict.fromkeys(models))
 
 
