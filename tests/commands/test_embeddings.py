@@ -13,7 +13,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.explaining import embeddings
 from factorcell.evaluation.explaining.embeddings import Embeddings
-from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
+from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
 from factorcell.io import files
 from factorcell.runs.run import Run
 from tests.pages import Page
@@ -108,9 +108,7 @@ def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     run = Run.open(folder / "run")
 
     def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
-        shifted = rank_shifted_tokens(
-            run, contexts[0], next(iter(contexts[1:]), None), None, count=count, frequent=frequent
-        )
+        shifted = most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
         return [(row["token"], row["nats"]) for row in shifted]
 
     def shown(*more: str) -> list[tuple[str, float]]:
@@ -176,7 +174,7 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
     text = error_of(capsys, folder)
     assert "expected a categorical context variable" in text
     assert main(["contexts", str(folder), "--threads", "1", "--between", "lat=60;lon=10", "lat=44;lon=8"]) == 0
-    assert "lat=60, lon=10 against lat=44, lon=8" in capsys.readouterr().out
+    assert "lat=60; lon=10 against lat=44; lon=8" in capsys.readouterr().out
     assert main(["contexts", str(folder), "--threads", "1", "--words", "--context", "lat=60"]) == 0
 
 

@@ -192,7 +192,8 @@ def test_texts_without_a_value_are_classified(
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (
         "",
-        f"2 texts classified (model, training priors), written to {out}; accuracy not computed: no text has a value\n"
+        f"2 texts classified (model, training priors), written to {out}; "
+        "accuracy not computed: no text has a candidate value\n"
         f"{UNCALIBRATED}",
     )
     cities = Run.open(cell).schema.variable("city").values[1:]
@@ -232,9 +233,7 @@ def test_only_the_first_predictions_are_printed(folder: Path, capsys: pytest.Cap
 def test_values_outside_the_candidates_give_no_accuracy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = unlabelled(folder, [{"text": "sun", "stars": "1", "city": "Rome"}])
     assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
-    notice = (
-        "1 text classified (model, training priors); accuracy not computed: no text has a value among the candidates"
-    )
+    notice = "1 text classified (model, training priors); accuracy not computed: no text has a candidate value"
     assert capsys.readouterr().err.startswith(f"{notice}\n{UNCALIBRATED}")
     assert not (folder / "cell" / "results.jsonl").exists()
 
@@ -254,7 +253,7 @@ def test_texts_without_coordinates_are_classified_by_named_points(
         np.testing.assert_allclose(classify_points(run, [row], places).probabilities, expected, rtol=1e-5)
         table = unlabelled(tmp_path, [row])
         assert main(["classify", str(run.folder), table, "--points", str(tmp_path / "points.jsonl")]) == 0
-        notice = "1 text classified (model, uniform priors); accuracy not computed: no text has a value\n"
+        notice = "1 text classified (model, uniform priors); accuracy not computed: no text has a candidate value\n"
         assert capsys.readouterr().err == notice
 
 

@@ -16,7 +16,7 @@ def test_classified_values_are_in_natural_order(
 ) -> None:
     truth = np.array([0, 0, 0, 1, 1, 2])
     posterior = np.log(np.eye(3)[[0, 0, 1, 1, 1, 0]] * 0.8 + 0.1)
-    result = Classification(names, posterior, truth, is_distractor=np.zeros(6, dtype=bool))
+    result = Classification(names, posterior, truth)
     show_classification(result, result.metrics(), verbose=True)
     shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     counts = dict(zip(names, ("3", "2", "1"), strict=True))

@@ -8,7 +8,7 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import run_findings
-from factorcell.evaluation.results import save_result
+from factorcell.evaluation.text_figures import save_result
 from factorcell.io import files, lock
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run
@@ -77,7 +77,7 @@ def test_results_of_files_that_were_read_during_the_training_are_not_saved(run: 
     with lock.training_lock(run.folder):
         opened = Run.open(run.folder)
     (finding,) = run_findings(opened)
-    notice = save_result(opened, {"kind": "evaluate", "table": "rows"})
+    notice = save_result(opened, {"kind": "evaluate", "table": "rows"}, {})
     for text in (finding.text, notice):
         assert "its training ended after its files were read; run the command again" in str(text)
     assert saved_results.read(run.folder) == []

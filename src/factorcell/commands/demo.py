@@ -15,13 +15,12 @@ import scipy.special
 from numpy.typing import NDArray
 
 from factorcell.config import PAPER_MODELS, options_by_section
-from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify_points
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.perplexity import evaluate_corpus
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io.findings import LOG
 from factorcell.options.columns import Number
@@ -70,10 +69,8 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
     compared_models: list[ComparedModel] = []
     curve_rows: list[Row] = []
     for model, run in train_models(train, dev, specified, folder, PAPER_MODELS, minutes=minutes, resume=True):
-        corpus = run.prepare(dev)
-        nats = run.nats(corpus)
-        figures = text_figures.figures_from_nats(nats, corpus)
-        row = {key: value for key, value in summary_row(nats, corpus).items() if key in FIGURES}
+        evaluation = evaluate_corpus(run, run.prepare(dev))
+        row, figures = {key: value for key, value in evaluation.row.items() if key in FIGURES}, evaluation.figures
         row |= {"parameters": run.model.parameter_count(), "minutes": run.training_minutes(), "accuracy": None}
         if run.model.is_adapted:
             countries = _classify(run, places)

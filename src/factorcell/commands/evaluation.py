@@ -12,7 +12,6 @@ from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, OUTPUT_FOLDER
 from factorcell.config import Config
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
-from factorcell.io.output import format_number
 from factorcell.options.limits import ADVICE_ROWS, PRIORS, PROPOSALS
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
     from factorcell.evaluation.perplexity import Evaluation
     from factorcell.evaluation.rescoring.nbest import NBest
-    from factorcell.evaluation.rescoring.rescore import ScoreWeights
+    from factorcell.evaluation.rescoring.rescore import Weights
     from factorcell.evaluation.text_figures import Figures
     from factorcell.ngram.ngram import NGram
     from factorcell.nn.scoring import Scorer
@@ -44,14 +43,13 @@ def add_evaluate_arguments(parser: Parser) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import results
     from factorcell.evaluation.diagnostics import unknown_users_finding
     from factorcell.evaluation.perplexity import evaluate
 
     run = _open_scorer(arguments.run, arguments)
     baseline = _open_scorer(arguments.baseline, arguments) if arguments.baseline else None
     result = evaluate(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
-    row = results.evaluation_row(run, arguments.table, result, baseline)
+    row = result.result_row(run, arguments.table)
     if arguments.json:
         value_rows = [{**value_row, "by": column} for column in arguments.by for value_row in result.by[column]]
         terminal.show_json([{name: value for name, value in row.items() if name != "by"}, *value_rows])
@@ -60,12 +58,10 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     if arguments.save:
         _save_result(run, row, result.figures)
         if baseline and result.baseline and not baseline.folder.samefile(run.folder):
-            baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
+            baseline_row = result.baseline.result_row(baseline, arguments.table)
             _save_result(baseline, baseline_row, result.baseline.figures)
     if row.get("only_unknown_users"):
         report(unknown_users_finding(run, "text"))
-    if row.get("training_difference"):
-        report(Finding("unlike trainings", row["training_difference"]))
 
 
 def _open_scorer(folder: Path, arguments: argparse.Namespace) -> "Scorer":
@@ -113,7 +109,7 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
 
 
 def _save_result(run: "Scorer", row: Row, text_figures: "Figures") -> None:
-    from factorcell.evaluation.results import save_result
+    from factorcell.evaluation.text_figures import save_result
 
     if failure_notice := save_result(run, row, text_figures):
         terminal.notify(failure_notice)
@@ -123,8 +119,6 @@ def add_classify_arguments(parser: Parser) -> None:
     parser.add_all("run", "table", "--no-ngram-mixture", "--save", "--unknown", *COMPUTING)
     parser.add("--target", metavar="COLUMN", help="categorical context column to predict")
     parser.add("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
-    help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
-    parser.add("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
     help_text = "prior probabilities of the values; without other columns, conditional means training (frequencies)"
     parser.add("--priors", default="conditional", choices=PRIORS, help=help_text)
     help_text = "development table to fit a temperature on, or the weights of --combine"
@@ -143,35 +137,34 @@ def add_classify_arguments(parser: Parser) -> None:
 
 
 def run_classify(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import baselines
+    from factorcell.evaluation import linear_classifier
     from factorcell.evaluation.bayes_rule import LINEAR_BASELINE
     from factorcell.evaluation.classification import classify, classify_points, read_points
     from factorcell.evaluation.likelihoods import check_adapted
 
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
-    if arguments.points and (arguments.calibrate or arguments.combine or arguments.priors != "conditional"):
-        raise UserError("--calibrate, --combine and --priors require --target COLUMN; they do not apply to --points")
+    for_target = (arguments.calibrate, arguments.combine, arguments.samples, arguments.priors != "conditional")
+    if arguments.points and any(for_target):
+        raise UserError("--calibrate, --combine, --priors and --samples require --target COLUMN, got --points")
     run = options.open_run(arguments)
     check_adapted(run)
-    settings = options.selected(arguments, "unknown", "samples", "proposal")
     if arguments.points:
-        points = read_points(arguments.points)
-        result = classify_points(run, arguments.table, points, within=arguments.within, **settings)
+        points, unknown = read_points(arguments.points), arguments.unknown
+        result = classify_points(run, arguments.table, points, within=arguments.within, unknown=unknown)
     else:
-        settings |= options.selected(arguments, "values", "distractors", "priors", "calibrate", "combine")
+        names = ("unknown", "values", "priors", "samples", "proposal", "calibrate", "combine")
+        settings = options.selected(arguments, *names)
         result = classify(run, arguments.table, arguments.target, **settings)
     _report_classification(run, result, arguments)
     if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
-        terminal.notify(baselines.missing_baseline(run, arguments.target))
+        terminal.notify(linear_classifier.missing_baseline(run, arguments.target))
 
 
 def _report_classification(run: "Run", result: "Classification", arguments: argparse.Namespace) -> None:
     """Print or write the predictions, and print the metrics if any text has a label; save them with --save."""
     from factorcell.data.tables.tables import table_name
-    from factorcell.evaluation.bayes_rule import CONTEXT_CLASSIFIER, text_accuracies
-    from factorcell.evaluation.diagnostics import classification_findings
-    from factorcell.evaluation.results import classification_row
+    from factorcell.evaluation.bayes_rule import text_accuracies
     from factorcell.io import files
 
     metrics = result.metrics()
@@ -189,18 +182,15 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
         if arguments.points:
             limit = f", within {arguments.within:g}" if math.isfinite(arguments.within) else ""
             target = f"the nearest of {len(result.names):,} points of {table_name(arguments.points)}{limit}"
-        row = classification_row(run, arguments.table, target, result, metrics)
+        row = result.result_row(run, arguments.table, target)
         _save_result(run, row, {"accuracy": text_accuracies(result)})
     elif not result.has_labels:
         output = f", written to {arguments.out}" if arguments.out else ""
-        missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
         task = f"{counted_texts} classified ({result.name}){output}"
-        terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
+        terminal.notify(f"{task}; accuracy not computed: no text has a candidate value")
         if arguments.target and not arguments.calibrate:
             terminal.notify(UNCALIBRATED)
-    if CONTEXT_CLASSIFIER in result.other_predictions:
-        report(*classification_findings(run, arguments.target))
 
 
 def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
@@ -219,9 +209,8 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
         [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
         ("classifier", "accuracy", "gain of the first"),
     )
-    reasons = {"left_out_missing": "without a value", "left_out_other": "with a value that is not a candidate"}
-    left_out = [f"{metrics[name]:,} {reason} left out" for name, reason in reasons.items() if metrics.get(name)]
-    terminal.show(", ".join([f"{metrics['texts']:,} texts", *left_out]))
+    left_out = f", {metrics['left_out']:,} without a candidate value left out" if metrics["left_out"] else ""
+    terminal.show(f"{metrics['texts']:,} texts{left_out}")
     if weights := metrics.get("combination_weights"):
         terminal.show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
     if verbose:
@@ -287,12 +276,14 @@ def add_baseline_linear_arguments(parser: Parser) -> None:
 
 
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import baselines
+    from factorcell.evaluation import linear_classifier
 
     config, tokenizer = _reading_options(arguments)
-    tables, context = (arguments.train, arguments.test), arguments.context
-    train, test = baselines.read_train_and_test(*tables, arguments.target, config, context=context, tokenizer=tokenizer)
-    result = baselines.classify_with_linear_baseline(train, test)
+    options_of_columns = {"context": arguments.context, "tokenizer": tokenizer}
+    train, test = linear_classifier.read_train_and_test(
+        arguments.train, arguments.test, arguments.target, config, **options_of_columns
+    )
+    result = linear_classifier.classify_with_linear_baseline(train, test)
     if arguments.json:
         terminal.show_json([result.metrics()])
     else:
@@ -308,13 +299,13 @@ def _add_reading_options(parser: Parser) -> None:
 
 def _reading_options(arguments: argparse.Namespace) -> "tuple[Config, Tokenizer | None]":
     """Return the options for reading texts, and the tokenizer, of the model --like; or the options of --config."""
-    from factorcell.evaluation.results import open_model
+    from factorcell.training.mixture import open_scorer
 
     if arguments.like is not None and arguments.config is not None:
         raise UserError("expected either --like or --config, got both")
     config, tokenizer = Config.of(config=arguments.config) if arguments.config else Config(), None
     if arguments.like is not None:
-        model = open_model(arguments.like)
+        model = open_scorer(arguments.like)
         config, tokenizer = model.config, model.tokenizer
     return (config if arguments.text is None else config.with_options(text=arguments.text)), tokenizer
 
@@ -367,13 +358,11 @@ def _advice_cells(row: Row) -> dict[str, str | None]:
     """Return the cells of the table about a context column, by title."""
     return {
         "column": row["column"],
-        "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
+        "values": f"{row['values']:,}",
         "texts per value (median)": f"{row['texts_per_value']:,.0f}",
         **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
         "expected gain": f"{row['gain']:.1%}",
         "added gain": f"{row['added']:.1%}",
-        "accuracy": format_number(row["accuracy"], ".0%"),
-        "majority class": format_number(row["majority"], ".0%"),
     }
 
 
@@ -396,8 +385,8 @@ def add_rescore_arguments(parser: Parser) -> None:
 def run_rescore(arguments: argparse.Namespace) -> None:
     from factorcell.evaluation.diagnostics import report_run
     from factorcell.evaluation.rescoring import rescore
-    from factorcell.evaluation.results import open_model
     from factorcell.io import files
+    from factorcell.training.mixture import MixedModels, open_scorer
 
     if arguments.out is not None and arguments.out.exists():
         raise UserError(f"{arguments.out}: exists already; choose another file")
@@ -406,7 +395,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     lists = _read_lists(arguments.lists, arguments.reference, arguments.utt2context)
     for column in arguments.by:
         check_choice("column", column, lists.columns)
-    model = open_model(arguments.run, device=arguments.device, precision=arguments.precision)
+    model = open_scorer(arguments.run, device=arguments.device, precision=arguments.precision)
+    if isinstance(model, MixedModels):
+        raise UserError(f"{arguments.run}: expected a run or an n-gram model, got a mixture of models")
     report_run(model)
     weights = _fit_or_read_weights(arguments, model, lists)
     scored_lists = _score_lists(arguments, model, lists)
@@ -418,9 +409,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         text = "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
         report(Finding("more errors", text))
     if arguments.json:
-        terminal.show_json([{"weights": dict(weights.values)}, *(summary or rows)])
+        terminal.show_json([{"weights": weights}, *(summary or rows)])
         return
-    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
+    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.items()))
     if summary:
         _show_rates(summary[: 1 + MAX_SHOWN_VALUES])  # the first row is about all utterances
     else:
@@ -438,9 +429,10 @@ def _read_lists(path: Path, reference_path: Path | None, columns_path: Path | No
     return lists if columns_path is None else nbest.with_columns(lists, columns_path)
 
 
-def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "ScoreWeights":
+def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "Weights":
     """Return the weights of the scores: fitted on --tune, read from --weights, or computed from --share."""
-    from factorcell.evaluation.rescoring.rescore import ScoreWeights, fit_weights
+    from factorcell.evaluation.rescoring.rescore import fit_weights, read_weights, share_weights
+    from factorcell.io import files
 
     if arguments.tune is None:
         tune_files = {"--tune-reference": arguments.tune_reference, "--tune-utt2context": arguments.tune_utt2context}
@@ -448,8 +440,8 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", li
             if path is not None:
                 raise UserError(f"{option} {path}: requires the lists of --tune")
         if arguments.weights:
-            return ScoreWeights.open(arguments.weights)
-        return ScoreWeights.with_model_share(lists.score_names, arguments.share)
+            return read_weights(arguments.weights)
+        return share_weights(lists.score_names, arguments.share)
     tune_lists = _read_lists(arguments.tune, arguments.tune_reference, arguments.tune_utt2context)
     if tune_lists.score_names != lists.score_names:
         expected, actual = (", ".join(names) for names in (lists.score_names, tune_lists.score_names))
@@ -457,7 +449,7 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", li
     weights, nats_per_list = fit_weights(_score_lists(arguments, model, tune_lists))
     terminal.notify(f"weights fitted on {arguments.tune}: {nats_per_list:g} nats per list")
     if arguments.weights is not None:
-        weights.save(arguments.weights)
+        files.write_json(arguments.weights, weights)
     return weights
 
 

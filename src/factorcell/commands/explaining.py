@@ -48,10 +48,11 @@ def add_explain_arguments(parser: Parser) -> None:
 
 
 def run_explain(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation.diagnostics import run_findings
-    from factorcell.evaluation.explaining.likelihood_ratios import compared_columns, evidence_findings, explain
+    from factorcell.evaluation.diagnostics import differing_columns, run_findings
+    from factorcell.evaluation.explaining.likelihood_ratios import evidence_findings, explain
     from factorcell.io import files
     from factorcell.io.findings import ranked
+    from factorcell.runs.run import training_table
 
     shared = options.parse_context(arguments.context)
     contexts = contexts_between(arguments.between, shared)
@@ -59,15 +60,19 @@ def run_explain(arguments: argparse.Namespace) -> None:
     compared_runs = [options.open_run(arguments, folder) for folder in arguments.compare_with]
     specified = {name for context in contexts.values() for name in context}
     texts, text_contexts = _read_texts(arguments, run, specified)
-    _check_contexts(run, list(contexts.values()), arguments.unknown)
+    for context in contexts.values():
+        run.read([""], [context], unknown=arguments.unknown)  # raises the error of a value that is not valid
     model_name = f"{arguments.run.name} and {len(others)} more" if others else arguments.run.name
     models = [(model_name, [run, *others]), *((other.folder.name, [other]) for other in compared_runs)]
     settings: dict[str, Any] = {
         # The typed values were checked above; a table is read as `score` reads it.
         "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
-        "train": _find_training_table(run, arguments.train, "no counts of words"),
+        "train": arguments.train or training_table(run),
         "text_contexts": text_contexts,
     }
+    if settings["train"] is None:
+        text = f"no counts of words: {run.folder} records no existing training table; add --train TABLE"
+        report(Finding("no evidence", text))
     rows_of_models = [
         [{**({"model": name} if compared_runs else {}), **row} for row in explain(runs, texts, contexts, **settings)]
         for name, runs in models
@@ -76,10 +81,10 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
-        columns = compared_columns([*contexts.values()], text_contexts)
-        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, *columns)]
+        columns = differing_columns([*contexts.values()])
+        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, columns)]
         cautions = [finding.text for finding in ranked([*findings, *evidence_findings(rows)])]
-        files.write(arguments.page, explanation_page(model_name, rows, 1 + len(others), cautions))
+        files.write(arguments.page, explanation_page(model_name, rows, cautions))
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)
@@ -219,7 +224,7 @@ def _add_train(parser: Parser) -> None:
 
 
 def run_contexts(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation.diagnostics import common_columns, differing_columns, run_findings
+    from factorcell.evaluation.diagnostics import differing_columns, run_findings
     from factorcell.evaluation.explaining.embeddings import Embeddings
     from factorcell.io import files
 
@@ -247,11 +252,11 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         first, second = (options.parse_context([text], "--between") for text in arguments.between)
         pairs.append(({**context, **first}, {**context, **second}))
     contexts = list(itertools.chain.from_iterable(pairs))
-    _check_contexts(run, contexts, arguments.unknown)
+    for context in contexts:
+        run.read([""], [context], unknown=arguments.unknown)  # raises the error of a value that is not valid
     if pairs:
         results["words"] = _compare_pairs(run, pairs, arguments)
-    columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, pairs)))
-    findings = run_findings(run, columns, common_columns(contexts) if contexts else ())
+    findings = run_findings(run, {column for pair in pairs for column in differing_columns(pair)})
     report(*findings)
     results["cautions"] = [finding.text for finding in findings]
     if arguments.page:
@@ -287,36 +292,19 @@ def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namesp
 
 def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
     """Return for each pair the tokens that the softmax bias of the first context raises or lowers most."""
-    from factorcell.evaluation.explaining.token_evidence import (
-        NOT_CATEGORIES,
-        TokenCounts,
-        rank_shifted_tokens,
-        read_training_texts,
-    )
+    from factorcell.evaluation.explaining.likelihood_ratios import context_text
+    from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, read_training_texts
 
-    train = _find_training_table(run, arguments.train, "no counts of words")
-    training_texts = None if train is None else read_training_texts(run, train)
-    settings = {"count": arguments.count, "frequent": arguments.frequent, "unknown": arguments.unknown}
+    settings = options.selected(arguments, "count", "frequent", "unknown")
+    settings["train"] = read_training_texts(run, arguments.train)
     comparisons = []
     for pair in pairs:
-        counts = None
-        if training_texts is not None:
-            counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
-            if counts is None:
-                problem = f"words without evidence may be among the tokens, because {NOT_CATEGORIES}"
-                report(Finding("no evidence", problem))
         first, second = pair
         names = [name for name in first if second.get(name) != first[name]]
-        texts = [_describe({name: context[name] for name in names if name in context}) for context in pair]
-        if counts is not None:
-            texts = [f"{text} ({count:,} texts)" for text, count in zip(texts, counts.texts.tolist(), strict=True)]
-        rows = rank_shifted_tokens(run, first, second, counts, **settings)
+        texts = [context_text({name: context[name] for name in names if name in context}) for context in pair]
+        rows = most_shifted_tokens(run, *pair, **settings)
         comparisons.append({"context": texts[0], "against": texts[1], "rows": rows})
     return comparisons
-
-
-def _describe(context: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in context.items()) or "the expected context"
 
 
 def _flatten(results: Row) -> list[Row]:
@@ -361,20 +349,3 @@ def _show_words(rows: Sequence[Row]) -> None:
         for row in rows
     ]
     terminal.show_table(lines, ("token", "nats", "counts"))
-
-
-def _check_contexts(run: "Run", contexts: Sequence[Mapping[str, str]], unknown: str) -> None:
-    """Raise a `UserError` if a context is invalid."""
-    for context in contexts:
-        run.read([""], [context], unknown=unknown)
-
-
-def _find_training_table(run: "Run", specified: Path | None, consequence: str) -> Path | None:
-    """Return the specified training table, or that of a run; report the `consequence` if there is none."""
-    from factorcell.runs.run import training_table
-
-    table = specified or training_table(run)
-    if table is None:
-        problem = f"{run.folder} records no existing training table"
-        report(Finding("no evidence", f"{consequence}: {problem}; add --train TABLE"))
-    return table

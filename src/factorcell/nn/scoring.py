@@ -124,6 +124,10 @@ class Scorer(Protocol):
     tokenizer: Tokenizer
     schema: ContextSchema
 
+    @property
+    def reads_context(self) -> bool:
+        """Whether predictions depend on the context."""
+
     def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
         """Read texts from rows, a table or a file into the form that `nats` takes."""
 

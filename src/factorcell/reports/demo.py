@@ -31,7 +31,7 @@ def demo_page(results: Row) -> str:
     page.add_findings(results["cautions"])
     curves = []
     if charts.has_curve(results["curves"]):
-        curves.append(Chart(charts.learning_curves(results["curves"], "minutes"), "Perplexity on held-out names"))
+        curves.append(Chart(charts.learning_curves(results["curves"]), "Perplexity on held-out names"))
     confusion = charts.confusion_matrix(results["confusion"]["labels"], results["confusion"]["counts"])
     caption = "Rows: true countries. Columns: predicted countries, in % of the row."
     page.add("Four ways to use the context", [*curves, Chart(confusion, "Classification by country", caption)])
@@ -55,11 +55,8 @@ def demo_page(results: Row) -> str:
 
 
 def _key_figures(models: Comparison) -> list[tuple[str, str]]:
-    """Return the perplexity and the accuracy of the last model, FactorCell, with those that they compare to."""
     first, *_, last = models
-    figures = [
-        (f"{row['perplexity']:.2f}", f"perplexity, {charts.display_name(row['model'])}") for row in (last, first)
-    ]
+    figures = [(f"{row['perplexity']:.2f}", f"perplexity, {row['model']}") for row in (last, first)]
     if last.get("accuracy") is not None:
         figures.append((f"{last['accuracy']:.1%}", "of held-out names assigned to their country"))
         figures.append((f"{last['majority']:.1%}", "accuracy of the majority class"))
@@ -67,7 +64,6 @@ def _key_figures(models: Comparison) -> list[tuple[str, str]]:
 
 
 def _map(entry: Row) -> Row:
-    """Return the name, the caption and the image of the map of a name's posterior."""
     best = best_point(entry)
     [[distance]] = great_circle_distances(np.array([best]), np.array([entry["true"]])).tolist()
     image = charts.png(world_map(entry, entry["text"], entry["true"]), MAP_SCALE)

@@ -334,7 +334,6 @@ class Run(TextModel):
     predict, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))
     export = LazyMethod("export", "factorcell.runs.exporting")
     report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
-    _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 
 
 def read_config(folder: Path) -> Config:

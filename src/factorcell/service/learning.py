@@ -19,7 +19,8 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.baselines import load_priors
+from factorcell.evaluation import linear_classifier
+from factorcell.evaluation.linear_classifier import PRIORS_FILE
 from factorcell.runs.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText, StoreError, log_unexpected_error
 
@@ -51,7 +52,7 @@ class ServedModel:
         if not run.fingerprint:
             raise UserError(f"{run.folder}: no trained weights; train the run first")
         self.run = run
-        self.priors = load_priors(run.folder, run.schema)
+        self.priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
         self._learner = Learner(run, unknown=LEARNING_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule

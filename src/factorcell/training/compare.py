@@ -8,13 +8,12 @@ from typing import Any, Unpack
 from factorcell.config import MODELS, PAPER_MODELS, Config, Options, options_by_section
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus
-from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
+from factorcell.evaluation.bayes_rule import text_accuracies
+from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, classify, require_labels
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
-from factorcell.evaluation.results import classify_and_save, prediction_fields, save_result
-from factorcell.evaluation.text_figures import Figures
+from factorcell.evaluation.perplexity import evaluate_corpus
+from factorcell.evaluation.text_figures import Figures, save_result
 from factorcell.io import files
 from factorcell.io.output import is_number
 from factorcell.ngram.ngram import FILE as NGRAM_FILE
@@ -135,9 +134,15 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     row |= {"parameters": run.model.parameter_count(), "minutes": run.training_minutes()}
     save_result(run, row, figures)
     if target and run.model.is_adapted:
-        scores, accuracy_figures = classify_and_save(run, table, target)
+        classification = classify(run, table, target)
+        scores, accuracies = (
+            classification.result_row(run, table, target),
+            {"accuracy": text_accuracies(classification)},
+        )
+        if classification.has_labels:
+            save_result(run, scores, accuracies)
         scores = {key: scores[key] for key in CLASSIFICATION_SCORES if is_number(scores.get(key))}
-        return row | scores, {**figures, **accuracy_figures}
+        return row | scores, {**figures, **accuracies}
     return row, figures
 
 
@@ -165,14 +170,5 @@ def _evaluate_mixture(name: str, run: Run, corpora: tuple[Corpus, Corpus], ngram
 
 def _perplexities(model: Run | NGram, table: Any) -> Evaluation:
     """Return a row with the perplexities of a model on a table, and the contribution of each text to them."""
-    corpus = model.prepare(table, unknown="group")
-    nats = model.nats(corpus)
-    figures = text_figures.figures_from_nats(nats, corpus)
-    row: files.Row = {
-        "kind": "evaluate",
-        "table": table_name(table),
-        "unit": model.tokenizer.unit,
-        "model": model.folder.name,
-        **prediction_fields(model),
-    }
-    return {**row, **perplexity.summary_row(nats, corpus)}, figures
+    evaluation = evaluate_corpus(model, model.prepare(table, unknown="group"))
+    return {**evaluation.result_row(model, table), "model": model.folder.name}, evaluation.figures

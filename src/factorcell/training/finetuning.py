@@ -92,7 +92,7 @@ def finetune(
         train_and_log(tuned, corpus, dev_corpus, resume=should_resume)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
         streams = completion_streams(tuned, source if dev is None else dev, dev_corpus)
-        other_facts = save_other_models(tuned, corpus, dev_corpus, streams)
+        other_facts = save_other_models(tuned, corpus, streams)
         write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
     return tuned
 

@@ -9,13 +9,12 @@ import msgspec
 import numpy as np
 
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.baselines import applicable_prior, training_log_prior
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.evaluation.likelihoods import log_likelihoods
+from factorcell.evaluation.linear_classifier import applicable_prior, training_log_prior
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, Utterance
-from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.generation.generate import GenerationOptions, stream
 from factorcell.nn.scoring import check_lengths
 from factorcell.service import messages
@@ -171,7 +170,7 @@ def rescore(call: Call) -> messages.RescoreAnswer:
     utterances = tuple(
         _utterance(str(number), nbest_list, score_names) for number, nbest_list in enumerate(request.lists, 1)
     )
-    weights = ScoreWeights(request.weights) if request.weights else ScoreWeights.with_model_share(score_names)
+    weights = request.weights or rescoring.share_weights(score_names)
     for column in dict.fromkeys(column for nbest_list in request.lists for column in nbest_list.context):
         check_choice("context column", column, model.run.schema.columns())
     scored = rescoring.score_hypotheses(model.run, NBest(score_names, utterances), unknown=request.unknown)
