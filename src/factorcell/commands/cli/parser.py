@@ -86,7 +86,7 @@ class Parser:
         words: The words of the command line, which select the options of some commands.
         sections: Title -> the argparse group of its options.
         actions: The argparse actions of all arguments.
-        rare_count: The number of rarely needed options, which --help-all shows, but not --help.
+        hidden_count: The number of rarely needed options that only --help-all shows.
         resume_hint: The advice after an interrupt, if the command can be resumed.
     """
 
@@ -95,7 +95,7 @@ class Parser:
         self.positional, self.optional = _OneLineErrorParser(prog), _OneLineErrorParser(prog)
         self.sections: dict[str, Any] = {"required": self.optional.add_argument_group("required")}
         self.actions: list[argparse.Action] = []
-        self.rare_count, self.resume_hint = 0, ""
+        self.hidden_count, self.resume_hint = 0, ""
 
     def add(self, name: str, **settings: Any) -> None:
         """Add an argument as argparse does; those of `SHARED_ARGUMENTS` have settings already.
@@ -126,8 +126,8 @@ class Parser:
         has_default = not (isinstance(default, bool) or default in (None, "", [], argparse.SUPPRESS, math.inf))
         if has_default and "default:" not in help_text:
             help_text += f" (default: {' '.join(default) if isinstance(default, list) else default})"
-        self.rare_count += is_rare
         is_hidden = is_rare and "--help-all" not in self.words
+        self.hidden_count += is_hidden
         settings["help"] = argparse.SUPPRESS if is_hidden else help_text.replace("%", "%%")  # argparse formats it
         group: Any = self.positional
         if is_option:
@@ -151,13 +151,14 @@ class Parser:
         """Return a single argparse parser with all arguments, which formats the help and completes in the shell."""
         width = min(MAX_LINE_WIDTH, shutil.get_terminal_size().columns) - 2
         formatter = partial(argparse.HelpFormatter, max_help_position=NAME_WIDTH, width=width)
+        epilog = f"{self.prog} --help-all also shows {self.hidden_count} rarely needed options."
         usage = argparse.HelpFormatter(f"{self.prog} [options]", width=sys.maxsize)  # one line
         usage.add_usage(None, [action for action in self.actions if action.required or not action.option_strings], [])
         return argparse.ArgumentParser(
             self.prog,
             usage=usage.format_help().strip().removeprefix("usage: "),
             description=self.summary,
-            epilog=f"{self.prog} --help-all also shows {self.rare_count} rarely needed options.",
+            epilog=epilog if self.hidden_count else None,
             add_help=False,
             formatter_class=formatter,
             parents=[self.positional, self.optional],
@@ -165,10 +166,7 @@ class Parser:
 
     def format_help(self) -> str:
         """Return the help text, with the rarely needed options if the words of the command contain --help-all."""
-        parser = self.to_argparse()
-        if not self.rare_count or "--help-all" in self.words:
-            parser.epilog = None
-        return parser.format_help()
+        return self.to_argparse().format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words that follow a command; if there is an unknown option, report it before all other errors."""
@@ -204,7 +202,7 @@ def _read(reader: Callable[[str], Any], text: str) -> Any:
     try:
         return reader(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(error.as_command()) from None
 
 
 def _check_choice(value: str, choices: Sequence[str]) -> str:
