@@ -134,12 +134,12 @@ def _check_value(field: dataclasses.Field[Any], option_type: type, value: Any) -
         raise UserError(f"{name} is {value!r}; it must be a list of names")
     if option_type is float and type(value) is int and abs(value) <= MAX_FLOAT:
         value = float(value)
-    if type(value) is not option_type:
+    value_type: type = type(value)
+    if value_type is not option_type:
         raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.__name__}")
     if option_type is tuple and choices:  # `none` is an empty list of choices
         value = tuple(item for item in value if item != NONE)
-    items: Any = value if option_type is tuple else (value,)
-    for item in items:
+    for item in value if option_type is tuple else (value,):
         if name in EXTENSIBLE:
             EXTENSIBLE[name].check_choice(name, item)
         elif choices:
