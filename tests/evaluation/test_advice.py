@@ -177,7 +177,7 @@ def test_values_beyond_the_maximum_are_rare(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ((), table(30), "expected at least one context column"),
         (("town",), table(30), "no column 'town'; it has"),
-        (("dialect",), table(12), "expected at least 20 rows, got 12"),
+        (("dialect",), table(12), "expected at least 15 rows with a text, got 12"),
         (
             ("height:text",),
             [{"text": "a", "height": "tall tree"}] * 30,

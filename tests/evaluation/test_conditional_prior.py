@@ -13,12 +13,7 @@ from factorcell.errors import UserError
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.evaluation.linear_classifier import (
-    BASELINES_FILE,
-    PRIORS_FILE,
-    LinearClassifier,
-    save_classifiers,
-)
+from factorcell.evaluation.linear_classifier import BASELINES_FILE, PRIORS_FILE, LinearClassifier, save_classifiers
 from factorcell.runs.run import Run
 from tests.small_runs import CONTEXT, ROWS, make_run
 

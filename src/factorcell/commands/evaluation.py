@@ -279,9 +279,9 @@ def run_baseline_linear(arguments: argparse.Namespace) -> None:
     from factorcell.evaluation import linear_classifier
 
     config, tokenizer = _reading_options(arguments)
-    options_of_columns = {"context": arguments.context, "tokenizer": tokenizer}
+    tables, context = (arguments.train, arguments.test), arguments.context
     train, test = linear_classifier.read_train_and_test(
-        arguments.train, arguments.test, arguments.target, config, **options_of_columns
+        *tables, arguments.target, config, context=context, tokenizer=tokenizer
     )
     result = linear_classifier.classify_with_linear_baseline(train, test)
     if arguments.json:

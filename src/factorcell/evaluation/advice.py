@@ -42,7 +42,7 @@ from factorcell.options.limits import ADVICE_ROWS
 
 # Gain of a trained model, relative to that of an ideal model that remembers the text (docs/results/training.md).
 MEMORY = 1.5
-MIN_ROWS, MIN_TEXTS = 20, 15  # with and without empty texts
+MIN_TEXTS = 15  # without empty texts
 MAX_VOCABULARY = 20_000  # tokens
 HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts; half are tune, half test texts
 MAX_LABELS = 2000  # maximum number of values of a column with their own label; rarer values share a label
@@ -143,8 +143,6 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     table, row_count = sample(source, names, rows, seed)
     corpus = prepare(table, config)
-    if len(corpus) < MIN_ROWS:
-        raise UserError(f"{table.name}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
     corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
     if len(corpus) < MIN_TEXTS:
         raise UserError(f"{table.name}: expected at least {MIN_TEXTS} rows with a text, got {len(corpus)}")

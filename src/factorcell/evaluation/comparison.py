@@ -34,7 +34,6 @@ COMPARED_FIGURES = {
 }
 GAINS = (UNKNOWN_CONTEXT_GAIN, BASELINE_GAIN)
 DIFFERENCES = (*GAINS, BASELINE_BITS, BASELINE_ACCURACY)
-AVERAGED_FIGURES = (*FIGURES, "minutes")
 NUMBER_FORMATS = {"majority": ".4f", "linear_accuracy": ".4f", "parameters": ",.0f", "minutes": ".2f"}
 TITLES = {name: name for name in ("model", "parameters", "minutes")} | dict(REFERENCES)
 
@@ -133,7 +132,7 @@ def _average_trainings(model: ComparedModel) -> Row:
         row.pop(name, None)
     if len(model.rows) > 1:
         row.pop(UNKNOWN_CONTEXT_GAIN, None)  # of one training
-    for name in AVERAGED_FIGURES:
+    for name in (*FIGURES, "minutes"):
         values = [training[name] for training in model.rows if training.get(name) is not None]
         if len(values) > 1:
             has_geometric_mean = name.startswith("perplexity")

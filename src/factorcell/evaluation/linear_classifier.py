@@ -292,12 +292,8 @@ def classify_with_linear_baseline(train: Corpus, test: Corpus) -> Classification
 def discriminative_classification(test: Corpus, log_posterior: Floats) -> Classification:
     """Return a classification of texts by the first category of their schema, from its log posterior (B, K)."""
     target = test.schema.categories[0]
-    return Classification(
-        names=target.values[1:],
-        log_posterior=log_posterior,
-        truth=np.maximum(target_labels(test, target.name), -1),
-        truncated=test.truncated,
-    )
+    truth = np.maximum(target_labels(test, target.name), -1)
+    return Classification(target.values[1:], log_posterior, truth, truncated=test.truncated)
 
 
 def applicable_prior(
@@ -305,8 +301,7 @@ def applicable_prior(
 ) -> LinearClassifier | None:
     """Return the conditional prior of a target for texts with these context `columns`; None if they have none."""
     prior = priors.get(target)
-    has_context = prior is not None and any(other.source_column in columns for other in prior.others)
-    return prior if has_context else None
+    return prior if prior and any(other.source_column in columns for other in prior.others) else None
 
 
 def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:
@@ -343,7 +338,6 @@ def target_labels(corpus: Corpus, target: str) -> Ids:
 
 
 def _arrays(corpus: Corpus) -> dict[str, Any]:
-    """Return the values of each context variable of the texts, by its name."""
     schema = corpus.schema
     columns = [
         *zip(schema.categories, corpus.categories.T, strict=True),
@@ -360,7 +354,6 @@ def _split(rows: NDArray[Any], blocks: Sequence[Any]) -> list[NDArray[Any]]:
 
 
 def _one_hot(ids: Ids, size: int) -> Any:
-    """Return a sparse matrix (B, size) with 1 in the column of each id (B,)."""
     return csr_array((np.ones(len(ids), np.float32), ids, np.arange(len(ids) + 1)), (len(ids), size))
 
 

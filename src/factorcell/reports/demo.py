@@ -29,12 +29,11 @@ def demo_page(results: Row) -> str:
     page = Page("Place names of the world", figures=_key_figures(results["models"]))
     page.lead = f"Models that read {results['texts']:,} place names with their coordinates, and no map."
     page.add_findings(results["cautions"])
-    curves = []
-    if charts.has_curve(results["curves"]):
-        curves.append(Chart(charts.learning_curves(results["curves"]), "Perplexity on held-out names"))
+    has_curve = charts.has_curve(results["curves"])
+    curves = Chart(charts.learning_curves(results["curves"]), "Perplexity on held-out names") if has_curve else None
     confusion = charts.confusion_matrix(results["confusion"]["labels"], results["confusion"]["counts"])
     caption = "Rows: true countries. Columns: predicted countries, in % of the row."
-    page.add("Four ways to use the context", [*curves, Chart(confusion, "Classification by country", caption)])
+    page.add("Four ways to use the context", [curves, Chart(confusion, "Classification by country", caption)])
     countries = [{**row, "names": row["count"]} for row in results["countries"]]
     country_formats = {"country": "", "accuracy": ".1%", "names": ","}
     page.add("Models", tables=[make_table(*results["models"].table())])

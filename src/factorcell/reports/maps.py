@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter, zoom
 
 Row = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -31,6 +32,7 @@ FONTS = ["STIXGeneral", "DejaVu Serif"]
 CENTRE = 11.0  # longitude of the central meridian in degrees, chosen so that the map is cut in the Bering Strait
 SOUTH, NORTH = -57.0, 83.5  # latitudes of the edges of the map, which excludes Antarctica
 WIDTH = 9.0  # inches
+ZOOM = 5  # points of the drawn light for each point of a grid
 A1, A2, A3, A4 = 1.340264, -0.081106, 0.000893, 0.003796  # the constants of the projection
 
 
@@ -112,17 +114,22 @@ def _draw_land(axes: Axes) -> Path:
 
 
 def _draw_light(axes: Axes, grid: Row, land: Path) -> None:
-    probability = np.nan_to_num(np.asarray(grid["probability"], dtype=float))
-    lon = _wrap(np.asarray(grid["lon"], dtype=float))
+    lat, lon = np.asarray(grid["lat"], dtype=float), _wrap(np.asarray(grid["lon"], dtype=float))
     order = np.argsort(lon)
     order = np.concatenate([order[-1:], order, order[:1]])  # the grid continues at both edges of the map
-    lon = lon[order] + [-360, *[0] * (len(lon)), 360]
-    x, y = project(np.asarray(grid["lat"])[:, None], np.clip(lon, CENTRE - 180, CENTRE + 180))
-    brightness = np.sqrt(probability / (probability.max() or 1.0))[:, order]
+    lon = lon[order] + [-360, *[0] * len(lon), 360]
+    probability = np.asarray(grid["probability"], dtype=float)[:, order]
+    # The smoothed probability is a mean over the near points that have one.
+    weight = gaussian_filter(np.isfinite(probability).astype(float), 0.6)
+    values = gaussian_filter(np.nan_to_num(probability), 0.6) / np.maximum(weight, 0.2)
+    lat, lon, values = zoom(lat, ZOOM, order=1), zoom(lon, ZOOM, order=1), zoom(values, ZOOM, order=1)
+    x, y = project(lat[:, None], np.clip(lon, CENTRE - 180, CENTRE + 180))
+    brightness = np.sqrt(values / (values.max() or 1.0))
     rise = np.clip(brightness / 0.32, 0, 1)
-    image = GLOW(brightness)  # RGBA
-    image[..., 3] = 0.94 * rise**2 * (3 - 2 * rise)  # rises smoothly from 0 to 0.94
-    y = np.broadcast_to(y, x.shape)
-    axes.pcolormesh(x, y, image, shading="gouraud", zorder=4).set_clip_path(PathPatch(land, transform=axes.transData))
-    image[..., 3] *= 0.4
-    axes.pcolormesh(x, y, image, shading="gouraud", zorder=1.5)
+    opacity = 0.94 * rise**2 * (3 - 2 * rise)  # rises smoothly from 0 to 0.94
+    for background, zorder, share in ((LAND, 2.5, 1.0), (SEA, 0.5, 0.4)):
+        alpha = share * opacity[..., None]
+        image = (1 - alpha) * np.array(to_rgb(background)) + alpha * GLOW(brightness)[..., :3]
+        mesh = axes.pcolormesh(x, np.broadcast_to(y, x.shape), image, shading="nearest", zorder=zorder)
+        if background == LAND:
+            mesh.set_clip_path(PathPatch(land, transform=axes.transData))

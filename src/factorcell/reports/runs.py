@@ -62,10 +62,10 @@ def find_models(folders: Sequence[Path]) -> list[Path]:
     models: list[Path] = []
     for folder in folders:
         paths, names = (folder, *input_files.list_visible(folder)), ("weights.safetensors", ngram.FILE)
-        found = [path for path in paths if any((path / name).is_file() for name in names)]
-        if not found:
+        model_paths = [path for path in paths if any((path / name).is_file() for name in names)]
+        if not model_paths:
             raise input_files.not_a_run_error(folder, "a trained run or a folder of trained runs")
-        models += found[:1] if found[0] == folder else found
+        models += model_paths[:1] if model_paths[0] == folder else model_paths
     return list(dict.fromkeys(models))
 
 
@@ -164,20 +164,16 @@ def _group_by_model(runs: Sequence[Row]) -> list[list[Row]]:
     Trainings with the same seed are not repetitions, because something else distinguishes them, such as the schedule of
     a training with a time limit. Unadapted models come first, because the other models are compared with the first one.
     """
-    models: dict[str, list[Row]] = {}
-    seeds_of_models: set[tuple[str, Any]] = set()
+    models: dict[str, dict[Any, Row]] = {}
     for index, run in enumerate(runs):
         config = {section: dict(options) for section, options in run["config"].items()}
         seed, *_ = [config.get("training", {}).pop(name, None) for name in ("seed", "threads", "device")]
         # A run whose training is unknown is a model of its own.
         model_key = json.dumps([config, run["trained"]], sort_keys=True) if run.get("trained") else str(index)
-        if (model_key, seed) in seeds_of_models:
-            model_key = str(index)
-        seeds_of_models.add((model_key, seed))
-        models.setdefault(model_key, []).append(run)
-    for trainings in models.values():
-        trainings.sort(key=lambda run: run["config"].get("training", {}).get("seed", 0))
-    return sorted(models.values(), key=lambda runs: ("is_adapted" not in runs[0], bool(runs[0].get("is_adapted"))))
+        model_key = str(index) if seed in models.get(model_key, ()) else model_key
+        models.setdefault(model_key, {})[seed] = run
+    groups = [[group[seed] for seed in sorted(group, key=lambda seed: seed or 0)] for group in models.values()]
+    return sorted(groups, key=lambda runs: ("is_adapted" not in runs[0], bool(runs[0].get("is_adapted"))))
 
 
 def result_id(row: Row) -> tuple[Any, ...]:
@@ -248,7 +244,6 @@ def _difference_charts(comparison: Comparison) -> Iterator[Chart]:
 
 
 def _gain_charts(run: Row, name: str) -> Iterator[Chart]:
-    """Yield charts of the gains of a run by column and by value; their titles begin with its `name`."""
     total = run.get("gains") or {}
     columns = total.get("columns") or {}
     if columns and not total.get("only_unknown_users"):
@@ -280,11 +275,7 @@ def _title(name: str, text: str) -> str:
 
 
 def _learning_curves(titled_runs: Sequence[tuple[Row, str]]) -> Chart | None:
-    curves = [
-        {**row, "model": f"{title} (neural model alone)" if run.get("predictor") else title}
-        for run, title in titled_runs
-        for row in run.get("log") or []
-    ]
+    curves = [{**row, "model": title} for run, title in titled_runs for row in run.get("log") or []]
     title = f"Perplexity on {saved_results.DEVELOPMENT} by minutes"
     return Chart(charts.learning_curves(curves), title) if charts.has_curve(curves) else None
 
@@ -308,7 +299,6 @@ def _result_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> Tab
 
 
 def _value_tables(run: Row, name: str) -> Iterator[Table | None]:
-    """Yield folded tables of the results of a run by value; their titles begin with its `name`."""
     for result in run["results"]:
         key, gain_name = _gain_of(result)
         for column, rows in result.get("by", {}).items():

@@ -135,10 +135,8 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
     save_result(run, row, figures)
     if target and run.model.is_adapted:
         classification = classify(run, table, target)
-        scores, accuracies = (
-            classification.result_row(run, table, target),
-            {"accuracy": text_accuracies(classification)},
-        )
+        scores = classification.result_row(run, table, target)
+        accuracies = {"accuracy": text_accuracies(classification)}
         if classification.has_labels:
             save_result(run, scores, accuracies)
         scores = {key: scores[key] for key in CLASSIFICATION_SCORES if is_number(scores.get(key))}

@@ -21,10 +21,7 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.diagnostics import report_run, table_findings
-from factorcell.evaluation.linear_classifier import (
-    possible_targets,
-    save_classifiers,
-)
+from factorcell.evaluation.linear_classifier import possible_targets, save_classifiers
 from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained

@@ -21,7 +21,6 @@ from factorcell.options import limits
 from factorcell.runs.run import Run
 
 MIN_VALUES = 3  # minimum number of values for a map
-VALUE_COLUMN_KINDS = ("category", "number")
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -57,23 +56,19 @@ class Embeddings:
             reason = "the run is not adapted" if encoder is None else "only the bias of each value is adapted"
             reason = "the context is read as a prefix" if run.model.prefix is not None else reason
             raise UserError(f"{run.folder}: the run has no embeddings of contexts, because {reason}")
-        categories = run.schema.categories
+        categories = [category for category in run.schema.categories if not category.is_all_rare]
         if not categories:
             kinds = ", ".join(f"{candidate.name} ({candidate.kind})" for candidate in run.schema.variables)
-            raise UserError(f"{run.folder}: expected a categorical context variable, got {kinds}")
-        if variable:
-            check_choice("categorical context", variable, [candidate.name for candidate in categories])
+            problem = "expected a categorical context variable with values that are not rare in training"
+            raise UserError(f"{run.folder}: {problem}, got {kinds}")
+        names = [candidate.name for candidate in categories]
+        check_choice("categorical context with frequent values", variable or names[0], names)
         value_names = set(map(category_name, values))
         chosen_variable = max(
             (candidate for candidate in categories if variable in ("", candidate.name)),
             key=lambda candidate: (len(value_names & set(candidate.values[1:])), len(candidate.values)),
         )
-        if chosen_variable.is_all_rare:
-            others = ", ".join(candidate.name for candidate in categories if not candidate.is_all_rare)
-            remedy = f"choose another variable: {others}" if others else "train with a lower --min-context-count"
-            problem = f"all values of {chosen_variable.name} are rare in training and share one embedding"
-            raise UserError(f"{run.folder}: {problem}; {remedy}")
-        table = encoder.tables[categories.index(chosen_variable)].detach().double().cpu().numpy()
+        table = encoder.tables[run.schema.categories.index(chosen_variable)].detach().double().cpu().numpy()
         return cls(  # without the first value, which is the unknown value
             variable=chosen_variable.name,
             source=chosen_variable.source_column,
@@ -151,7 +146,7 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> dict[str, A
     `UserError` if no row of the table has one of the values.
     """
     name, kind, _ = parse_column(column)
-    check_choice("kind of column to colour by", kind or "number", VALUE_COLUMN_KINDS)
+    check_choice("kind of column to colour by", kind or "number", ("category", "number"))
     table = open_table(source)
     entries_by_value: dict[str, Counter[str]] = {}  # value -> entries with their counts
     for chunk in table.chunks([embeddings.source, name]):

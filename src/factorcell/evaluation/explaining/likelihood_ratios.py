@@ -101,7 +101,6 @@ def explain(
 
 
 def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
-    """Return the nats (K,) and the posterior (K,) of a text or token by context; for two contexts, also their ratio."""
     row: Row = {
         "nats": dict(zip(names, nats.tolist(), strict=True)),
         "posterior": dict(zip(names, posterior.tolist(), strict=True)),

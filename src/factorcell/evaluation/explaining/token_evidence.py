@@ -20,10 +20,6 @@ from factorcell.options import limits
 from factorcell.runs.run import Run, training_table
 
 MIN_RATIO = 9.0  # equal frequencies exceed it for 0.3 % of tokens: the square of 3 standard deviations
-# why no texts are counted
-NOT_CATEGORIES = (
-    "the contexts differ in columns that are not categories; a column of ranges, such as 1950-1989, would have counts"
-)
 
 Row = dict[str, Any]
 Counts = NDArray[np.int64]
@@ -114,7 +110,7 @@ def most_shifted_tokens(
         nats[~np.where(nats > 0, is_more_frequent(*counts), is_more_frequent(*counts[::-1]))] = 0.0
     else:
         no_table = "the run records no existing training table; add --train TABLE (in Python: train)"
-        reason = no_table if texts is None else NOT_CATEGORIES
+        reason = no_table if texts is None else "the contexts differ in columns that are not categories"
         report(Finding("no evidence", f"words without evidence may be among the tokens, because {reason}"))
     considered = nats if frequent is None else nats[: frequent + len(run.tokenizer.specials)]  # sorted by frequency
     order = np.argsort(-considered, kind="stable").tolist()

@@ -37,7 +37,6 @@ SRILM_SUFFIXES = (  # SRILM strips these suffixes from names of files
 )
 SRILM_LINE = "ACOUSTIC LM WORDS-COUNT WORD ..."
 SRILM_MARKS = ("<s>", "</s>", "-pau-")  # tokens in SRILM's lists that are not words
-NEMO_SCORE = "score"
 UTTERANCE_FIELDS = ("id", "hypotheses", "reference")  # all other fields are columns
 
 
@@ -153,7 +152,6 @@ def _parse_score(text: str, where: str, line_format: str) -> float:
 
 
 def _parse_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
-    """Return the n-best lists of rows in the JSON lines format with their locations; check all fields."""
     score_names: tuple[str, ...] | None = None
     utterances = []
     for where, row in rows:
@@ -182,7 +180,6 @@ def _parse_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
 
 
 def _parse_hypothesis(entry: Any, score_names: Sequence[str], where: str) -> list[float]:
-    """Return the scores of a hypothesis, which must have a text and all `score_names`."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("text"), str):
         raise UserError(f"{where}: expected an object with text and scores, got {entry!r:.60}")
     if set(entry) != {"text", *score_names}:
@@ -204,7 +201,7 @@ def _convert_nemo_row(row: Any, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: expected audio_filepath and beams, a list of [TEXT, SCORE], got {row!r:.60}")
     columns = {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
     reference = columns.pop("text", None)
-    hypotheses = [{"text": text, NEMO_SCORE: score} for text, score in beams]
+    hypotheses = [{"text": text, "score": score} for text, score in beams]
     return {**columns, "id": row["audio_filepath"], "hypotheses": hypotheses, "reference": reference}
 
 

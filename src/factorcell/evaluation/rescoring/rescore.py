@@ -33,7 +33,6 @@ from factorcell.options import limits
 from factorcell.runs.run import Run
 
 Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 Row = dict[str, Any]
 Weights = Mapping[str, float]  # the weight of each score; a score without a weight has weight 0
 
@@ -179,7 +178,7 @@ def deviations(features: Floats) -> Floats:
     return np.where(result > 0, result, 1.0)
 
 
-def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
+def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: NDArray[Any]) -> tuple[Floats, float]:
     """Return the weights (F,) that make the best hypotheses of each list most likely, and their objective in nats.
 
     `features` (U, H, F), `errors` (U, H) in words; `is_real` (U, H) is false for padding. If several hypotheses of a
