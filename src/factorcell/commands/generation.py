@@ -46,10 +46,6 @@ def add_generate_arguments(parser: Parser) -> None:
     options.add_seed(generation, "the random numbers")
     help_text = "time limit; only texts that are finished in time are returned"
     generation.add_argument("--seconds", type=float, metavar="S", help=help_text)
-    help_text = "word that is never generated (repeatable)"
-    rare.add_argument("--ban", dest="banned", action="append", default=[], metavar="WORD", help=help_text)
-    help_text = "end a generated text where TEXT occurs in it (repeatable)"
-    rare.add_argument("--stop", dest="stops", action="append", default=[], metavar="TEXT", help=help_text)
     help_text = "never generate the same N tokens in a row twice; 0: no restriction"
     rare.add_argument("--no-repeat-ngram", type=int, default=0, help=help_text)
     rare.add_argument("--width", type=int, metavar="K", help="beam width (default: 8; stochastic: 120)")
