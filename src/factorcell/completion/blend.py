@@ -74,7 +74,8 @@ class Candidates:
     def is_invented(self) -> NDArray[np.bool_]:
         """Whether each text is neither a popular text nor one of the user's own texts (C - 1,)."""
         is_popular, is_own = (self.features[:-1, INDICATORS[source]] != 0 for source in ("popularity", "history"))
-        return ~(is_popular | is_own)
+        is_invented: NDArray[np.bool_] = ~(is_popular | is_own)
+        return is_invented
 
     def rank_alone(self, text: str, source: str) -> int | None:
         """Return the rank of `text` among the texts of one source, from 1; None if the source does not propose it."""
