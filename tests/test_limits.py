@@ -151,7 +151,7 @@ def test_arguments_are_none_only_if_they_are_optional(name: str) -> None:
 
 
 OPTIONS: list[Any] = [
-    GenerationOptions(seconds=1.0, width=3, banned=("a",)),
+    GenerationOptions(seconds=1.0, width=3),
     *(LearningRule(), ContextConfig(target_modules=("q_proj",))),
 ]
 

@@ -1,5 +1,6 @@
 """Texts that differ only in invisible characters are one text, and capitals complete what small letters complete."""
 
+import itertools
 import math
 import unicodedata
 from pathlib import Path
@@ -13,7 +14,6 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay import read_streams
-from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.config import HISTORY_COLUMN, Config
 from factorcell.data.counts import TextCounts
 from factorcell.data.text_folds import with_final_sigma
@@ -40,9 +40,10 @@ def test_every_source_knows_a_text_once(character: str) -> None:
     assert TextCounts.of([TEXT, *variants], 1).counts == {TEXT: len(variants) + 1}
     popularity, history = Popularity.fit(variants, 1), History(tuple(variants)).add(variants[3])
     assert set(history.texts) == {TEXT}
-    for source in (popularity, history, TypoTolerantLookup(popularity, 1), TypoTolerantLookup(history, 1)):
+    sources: list[Popularity | History] = [popularity, history]
+    for source, typos in itertools.product(sources, (0, 1)):
         for prefix in ("", character, f"ze{character}b", f"zebra{character} ", f"zebra {character}"):
-            assert [s.text for s in source.complete(prefix)] == [TEXT]
+            assert [s.text for s in source.complete(prefix, typos=typos)] == [TEXT]
         assert source.complete(f"{TEXT}{character}") == []
 
 

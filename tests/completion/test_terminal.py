@@ -27,21 +27,6 @@ def folder(tmp_path: Path) -> Path:
     return run.folder
 
 
-def test_largest_gains_agree_with_the_nats_of_the_model(folder: Path) -> None:
-    run = Run.open(folder)
-    user, texts = User.new(run), ["abc", "abba", "cab", "b"]
-    for _ in range(4):
-        user = learn_one(run, user, "abab")
-    learner = Learner(run)
-    gains = learner.largest_gains(user, texts, 4)
-    before, after = learner.nats(learner.unknown_vector[None], texts), learner.nats(user.vector[None], texts)
-    rises = dict(zip(texts, before - after, strict=True))
-    assert [text for text, _ in gains] == sorted(texts, key=lambda text: -rises[text])
-    assert [nats for _, nats in gains] == pytest.approx([rises[text] for text, _ in gains], abs=1e-5)
-    assert learner.largest_gains(user, texts, 2) == gains[:2]
-    assert learner.largest_gains(user, []) == []
-
-
 def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["complete", str(folder), "a", "--threads", "1"]
     assert (
@@ -64,10 +49,8 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     )
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["text", "share", "source", "probability", *INDICATORS]
-    scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
-    assert lines[3] == ""
-    assert {line.split()[0] for line in lines[6:]} == {"abba", "cab"}, "abc is less probable with this history"
-    assert all(float(line.split()[1]) > 0 for line in lines[6:])
+    assert len(lines) == 3
+    scores = [sum(map(float, line.split()[4:])) for line in lines]
     assert scores == sorted(scores, reverse=True)
     assert main([*command, "--history", "acca", "--history", "b", "--explain", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -92,8 +75,6 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     ):
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err
-    assert main(["complete", str(folder)]) == 2
-    assert "expected PREFIX, or --stdin" in capsys.readouterr().err
 
 
 def test_a_text_of_the_history_may_contain_semicolons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +102,7 @@ def test_a_history_requires_a_model_that_is_adapted_to_users(
 
 
 def test_probabilities_are_those_of_the_model_for_all_users(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows have the probability of the model; the table and the menu show the share of a blend instead."""
+    """The rows have the probability of the model; the table shows the share of a blend instead."""
     run = Run.open(folder)
     command, completer, learner = ["complete", str(folder), "a", "--threads", "1"], Completer(run), Learner(run)
     user = learn_one(run, User.new(run), "acca")

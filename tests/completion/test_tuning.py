@@ -23,7 +23,6 @@ from factorcell.completion.tuning import (
     progressive_sums,
 )
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
 from tests.completion.runs import CITY, save
@@ -88,8 +87,6 @@ def test_the_rule_with_the_lowest_perplexity_is_chosen() -> None:
     assert (rule.optimizer, rule.rate) == (best["optimizer"], best["rate"])
     in_no_time, tried_in_no_time = tuning.fit_rule(run, streams(run), ["sgd", "adagrad"], deadline=0.0)
     assert (in_no_time, len(tried_in_no_time)) == (LearningRule("sgd", 0.003), 2)
-    with pytest.raises(UserError, match="the table has no texts"):
-        tuning.fit_rule(run, [])
 
 
 def test_training_fits_to_the_first_texts_of_some_users() -> None:

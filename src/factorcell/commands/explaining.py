@@ -126,8 +126,10 @@ def _read_texts(arguments: argparse.Namespace, run: "Run", specified: Collection
         columns = [name for name in run.schema.columns() if name not in specified]
         return read_texts(arguments.file, run.config.data.text, columns)
     else:
-        is_stream = arguments.file == "-"
-        content = terminal.decode_input(sys.stdin.buffer.read()) if is_stream else input_files.read_text(arguments.file)
+        if arguments.file == "-":
+            content = input_files.decode(sys.stdin.buffer.read(), "standard input", sys.stdin.encoding)
+        else:
+            content = input_files.read_text(arguments.file)
         texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
         raise UserError(f"{arguments.file}: the file contains no text")

@@ -49,10 +49,6 @@ def add_generate_arguments(parser: Parser) -> None:
     parser.add("--seed", default=0, section="generation", help="seed of the random numbers")
     help_text = "time limit; only texts that are finished in time are returned"
     generation("--seconds", metavar="S", help=help_text)
-    help_text = "word that is never generated (repeatable)"
-    rare("--ban", dest="banned", repeatable=True, metavar="WORD", help=help_text)
-    help_text = "end a generated text where TEXT occurs in it (repeatable)"
-    rare("--stop", dest="stops", repeatable=True, metavar="TEXT", help=help_text)
     help_text = "never generate the same N tokens in a row twice; 0: no restriction"
     rare("--no-repeat-ngram", default=0, help=help_text)
     rare("--width", metavar="K", help="beam width (default: 8; stochastic: 120)")

@@ -18,14 +18,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from factorcell.errors import UserError
-from factorcell.io import findings, input_files
+from factorcell.io import findings
 from factorcell.io.findings import LOG, Finding
 from factorcell.io.output import align_columns, escape_hidden, escape_hidden_json, to_json
 
 if TYPE_CHECKING:
     pass
 
-STANDARD_INPUT = "standard input"  # its name in error messages
 SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
 
 Row = dict[str, Any]
@@ -59,11 +58,6 @@ def discard_output() -> None:
         null_descriptor = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_descriptor, sys.stdout.fileno())
         os.close(null_descriptor)
-
-
-def decode_input(content: bytes, where: str = STANDARD_INPUT) -> str:
-    """Decode standard input, or one line of it called `where`; raise `UserError` if it is not text."""
-    return input_files.decode(content, where, sys.stdin.encoding)
 
 
 def has_colours(stream: TextIO) -> bool:
