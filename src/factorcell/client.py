@@ -128,11 +128,6 @@ class _Operations:
 
     complete = _Operation("POST", "v1/complete", messages.Completions, "Suggest texts that continue a typed text.")
     accept = _Operation("POST", "v1/accept", messages.AcceptResult, "Save and learn a text; it counts once.")
-    score = _Operation("POST", "v1/score", messages.ScoreAnswer, "Return how well the model predicts each text.")
-    classify = _Operation(
-        "POST", "v1/classify", messages.ClassifyAnswer, "Predict the value of a column for each text."
-    )
-    rescore = _Operation("POST", "v1/rescore", messages.RescoreAnswer, "Choose the best text of each n-best list.")
     show = _Operation("GET", "v1/users/{user}", messages.Profile, "Return all saved data of a user.")
     export = _Operation("GET", "v1/users/{user}/export", messages.Export, "Return a user for `restore`.")
     restore = _Operation("POST", "v1/users", messages.UserAnswer, "Import the fields of an export.", can_repeat=False)

@@ -19,7 +19,6 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.baselines import load_priors
 from factorcell.runs.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText, StoreError, log_unexpected_error
 
@@ -34,7 +33,6 @@ class ServedModel:
     Attributes:
         completer: A `Blend` if the run distinguishes users and has popular texts, otherwise a `Completer`.
         identity: A digest of the weights and of the learning rule.
-        priors: The conditional priors with which the run classifies, by target.
     """
 
     def __init__(self, run: Run, *, typos: int = 0, is_allowed: TextFilter | None = None) -> None:
@@ -51,7 +49,6 @@ class ServedModel:
         if not run.fingerprint:
             raise UserError(f"{run.folder}: no trained weights; train the run first")
         self.run = run
-        self.priors = load_priors(run.folder, run.schema)
         self._learner = Learner(run, unknown=LEARNING_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
