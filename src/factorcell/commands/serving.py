@@ -276,8 +276,6 @@ def run_users_forget(arguments: argparse.Namespace) -> None:
 def add_users_delete_arguments(parser: Parser) -> None:
     _add_store(parser)
     parser.add_argument("users", nargs="+", metavar="USER", help="users to delete")
-    help_text = "also remove the deleted data from the raw files, which may take a while"
-    parser.add_argument("--purge", action="store_true", help=help_text)
 
 
 def run_users_delete(arguments: argparse.Namespace) -> None:
@@ -285,12 +283,10 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
 
     with _opened_store(arguments) as store:
         deleted_count = sum(store.delete(checked_id(user)) for user in arguments.users)
-        if arguments.purge:
-            terminal.notify(*(f"still to do: {line}" for line in store.purge()))
-        count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
-        if deleted_count < len(arguments.users):
-            raise UserError(f"{count}; the others are not in the store")
-        terminal.notify(count)
+    count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
+    if deleted_count < len(arguments.users):
+        raise UserError(f"{count}; the others are not in the store")
+    terminal.notify(count)
 
 
 def add_users_migrate_arguments(parser: Parser) -> None:

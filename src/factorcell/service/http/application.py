@@ -171,7 +171,7 @@ def application(site: Site, watcher: AbstractContextManager[object] | None = Non
 
 
 class Guard:
-    """Middleware that checks host and origin, adds headers, turns errors into problems, and records metrics.
+    """Middleware that checks and adds headers, turns errors into problems, and records metrics.
 
     Routes match the escaped path, so that a user id may contain any character, even a slash.
     """
@@ -200,7 +200,7 @@ class Guard:
             raw_path: bytes | None = scope.get("raw_path")  # without this optional key, a slash in a user id is lost
             path = quote(scope["path"], errors="replace") if raw_path is None else raw_path.decode("ascii", "replace")
             scope["path"] = path
-            _check_host_and_origin(Headers(scope=scope), scope["method"], self.site.settings)
+            _check_headers(Headers(scope=scope), scope["method"], self.site.settings)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
             status = CLIENT_DISCONNECTED
@@ -214,12 +214,14 @@ class Guard:
         return None
 
 
-def _check_host_and_origin(headers: Headers, method: str, settings: Settings) -> None:
-    """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
+def _check_headers(headers: Headers, method: str, settings: Settings) -> None:
+    """Raise a `ProblemError` for an ambiguous body, a foreign host name, or a change by a page of another origin.
 
     Browsers always send the headers Host and Origin. Therefore no foreign web page can use a server that accepts only
     requests from its own machine.
     """
+    if "transfer-encoding" in headers and "content-length" in headers:  # a proxy could see another end of the body
+        raise ProblemError("malformed", "expected one length of the body", headers={"Connection": "close"})
     host = headers.get("host", "").lower()
     host_without_port, _, port = host.rpartition(":")
     host_name = (host_without_port if port.isdigit() else host).removeprefix("[").removesuffix("]")

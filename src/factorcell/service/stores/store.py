@@ -70,14 +70,6 @@ class Store(Protocol):
         """Raise a `StoreError` unless the store can be read and written now."""
         ...
 
-    def purge(self) -> list[str]:
-        """Remove deleted and replaced records from the raw files of the store, which may take seconds.
-
-        Returns:
-            One line for each place that may still contain deleted data, with the way to remove the data.
-        """
-        ...
-
     def close(self) -> None:
         """Close all connections; every later call fails."""
         ...
@@ -199,7 +191,7 @@ class CircuitBreakerStore:
         self.read, self.version = self._reads.guard(store.read), self._reads.guard(store.version)
         self.users, self.users_older_than = self._reads.guard(store.users), self._reads.guard(store.users_older_than)
         self.write, self.delete = self._writes.guard(store.write), self._writes.guard(store.delete)
-        self._check, self.purge = self._writes.guard(store.check), store.purge
+        self._check = self._writes.guard(store.check)
 
     def check(self) -> None:
         """Raise a `StoreError` unless the store works; a working store is queried at most once per second."""
