@@ -124,15 +124,11 @@ class ServedModel:
         last_number = learned_now[-1].number if len(learned_now) < len(new_texts) else record.last_number
         return record.with_state(LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes()))
 
-    def suggested_form(self, text: str) -> str:
-        """Return an accepted text as the service suggests it: normalized by the tokenizer and in canonical form."""
-        return same_text(self.run.tokenizer.normalize(text))
-
     def _user_after(self, state: LearnedState | None, texts: Sequence[StoredText]) -> User:
         """Return the user with a learned state, and with the newest of `texts` as history."""
         user = self.learner.new() if state is None else User.from_bytes(state.user_bytes)
-        newest_texts = texts[-MAX_HISTORY:]
-        return replace(user, history=History(tuple(self.suggested_form(saved.text) for saved in newest_texts)))
+        newest_texts = [self.run.tokenizer.normalize(saved.text) for saved in texts[-MAX_HISTORY:]]
+        return replace(user, history=History(tuple(map(same_text, newest_texts))))
 
     def _learn_one(self, user: User, saved: StoredText) -> User:
         """Return the user after learning a text with its context, or without it if the model does not know it."""
