@@ -63,6 +63,7 @@ def openapi(needs_keys: bool = False) -> Json:
             "version": __version__,
             "description": "Completes text as users type, learns accepted texts, and deletes user data on request.",
         },
+        "servers": [{"url": "."}],  # the folder of this description: a proxy may serve it under a prefix
         "paths": paths,
         "components": {"schemas": components},
         "x-problems": {
