@@ -1,4 +1,4 @@
-"""The examples of docs/service.md, run against a server: all curl commands, and the Python code of the client."""
+"""The examples of docs/service.md, run against a server: all curl commands, and the Python code."""
 
 import re
 import shutil
