@@ -71,7 +71,7 @@ FAULTS = [
     ),
     Fault("data/corpus.py", "shift: int = 29", "shift: int = 28", "data"),
     Fault("generation/writing.py", "tokens.shape[1] - n + 1\n", "tokens.shape[1] - n\n", "generation"),
-    Fault("service/changes.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
+    Fault("service/engine.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
     Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service"),
     Fault(
         "hf/contexts.py",

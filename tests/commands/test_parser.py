@@ -69,7 +69,7 @@ MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "score r t": ({"run": Path("r"), "table": Path("t")}, {"--tokens": True, "--unknown=group": "group"}),
     "complete r p": ({"run": Path("r"), "prefix": "p"}, {"--count 3": 3, "--context u=p": ["u=p"], "--explain": True}),
     "complete r": ({"run": Path("r"), "prefix": None}, {"--count 3": 3, "--json": True}),
-    "users/delete u t": ({"users": ["u", "t"]}, {"--store s": "s", "--purge": True}),
+    "users/delete u t": ({"users": ["u", "t"]}, {"--store s": "s"}),
 }
 
 

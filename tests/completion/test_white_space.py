@@ -15,12 +15,11 @@ from factorcell.data.cache import prepare
 from factorcell.data.counts import TextCounts
 from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.errors import UserError
-from factorcell.service import changes
 from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.messages import CompletionRequest
 from factorcell.service.record import Record, StoredText
-from factorcell.service.stores.store import open_store
+from factorcell.service.stores.store import open_store, update
 from tests.service import runs
 from tests.small_runs import make_letters
 
@@ -181,11 +180,11 @@ def test_forgetting_a_text_forgets_all_variants(service: Service, variant: str) 
     record = msgspec.structs.replace(
         Record.new("ann", 1), last_number=len(texts), texts=tuple(StoredText(n, s, 1) for n, s in enumerate(texts, 1))
     )
-    assert [s.text for s in changes.remove_text(record, variant).texts] == ["other"]
+    assert [s.text for s in record.without_text(variant).texts] == ["other"]
     assert service.store.write(record, None)
     assert service.forget("ann", variant) == len(texts) - 1
     for text in (TEXT, variant):
         service.accept("ann", text)
-    before, after = changes.apply(service.store, "ann", lambda record: changes.remove_text(record, variant), lambda: 0)
+    before, after = update(service.store, "ann", lambda record: record.without_text(variant), lambda: 0)
     assert (len(before.texts), [s.text for s in after.texts]) == (3, ["other"])
     service.close()

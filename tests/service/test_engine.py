@@ -140,7 +140,7 @@ def test_idempotency_key_applies_once_even_after_a_restart(open_service: OpenSer
     assert first.accept("ann", "abc", key="k1").outcome == "learned"
     assert first.accept("ann", "abc", key="k1").outcome == "repeated"
     assert first.accept("bob", "abc", key="k1").outcome == "learned", "keys of different users are independent"
-    with pytest.raises(UserError, match="used before with another text"):
+    with pytest.raises(UserError, match="used with another text"):
         first.accept("ann", "cab", key="k1")
     first.close()
     second = open_service()
@@ -151,6 +151,16 @@ def test_idempotency_key_applies_once_even_after_a_restart(open_service: OpenSer
     assert second.accept("ann", "abc", key="k1").outcome == "repeated"
     assert learned_by_service(second, "ann") == learned_by_library(model, [])
     assert [second.accept("ann", "abc").outcome for _ in range(2)] == ["learned"] * 2, "without a key each call counts"
+
+
+@pytest.mark.parametrize("text", ["Abba", "ABBA", "ａbba"])
+def test_texts_in_other_case_or_with_look_alikes_are_forgotten(service: Service, text: str) -> None:
+    for other in ("abba", "Abba", "abbab"):
+        service.accept("ann", other)
+    assert service.forget("ann", text) == 2
+    profile = service.show("ann")
+    assert profile is not None
+    assert [other.text for other in profile.texts] == ["abbab"]
 
 
 @pytest.mark.parametrize("text", ["ab", "cab", "c"])
@@ -361,6 +371,7 @@ def test_cache_is_bounded_and_never_stale(open_service: OpenService) -> None:
         service.accept(user, "abbab")
         service.complete(CompletionRequest("ab", user))
     before = service.complete(CompletionRequest("ab", "eve"))
+    assert len(service._typed_texts) == 2
     other.accept("eve", "abcab")
     after = service.complete(CompletionRequest("ab", "eve"))
     assert after == other.complete(CompletionRequest("ab", "eve"))

@@ -195,7 +195,7 @@ def add_users_export_arguments(parser: Parser) -> None:
 
 
 def run_users_export(arguments: argparse.Namespace) -> None:
-    from factorcell.service import changes
+    from factorcell.service import exports
     from factorcell.service.stores.store import all_users
 
     damaged_users: list[str] = []
@@ -204,7 +204,7 @@ def run_users_export(arguments: argparse.Namespace) -> None:
             with _damage_reported(user, damaged_users):
                 record = _read_record(store, user) if arguments.users else store.read(user)
                 if record is not None:  # another process may have deleted the user after `all_users`
-                    terminal.show_json([changes.export_record(record)])
+                    terminal.show_json([exports.export_record(record)])
     _raise_if_damaged(damaged_users)
 
 
@@ -214,16 +214,18 @@ def add_users_import_arguments(parser: Parser) -> None:
 
 
 def run_users_import(arguments: argparse.Namespace) -> None:
-    from factorcell.service import changes
+    from factorcell.service import exports
     from factorcell.service.privacy import Privacy
 
-    exports = _split_exports(input_files.read_text(arguments.file))
+    # Not `splitlines`, because texts may contain other line separators.
+    content_lines = enumerate(input_files.read_text(arguments.file).split("\n"), 1)
+    lines = [(number, line) for number, line in content_lines if line.strip()]
     imported_count = unchanged_count = failure_count = 0
     omitted_counts = Counter[str]()  # number of texts by the reason of their omission
     with _opened_store(arguments, create=True) as store:
-        for line_number, user_json in exports:
+        for line_number, user_json in lines:
             try:
-                record, omissions = changes.import_record(json.loads(user_json), Privacy(), _now())
+                record, omissions = exports.import_record(json.loads(user_json), Privacy(), _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
                 is_new = store.write(record, expected_version=None)
             except (ValueError, RecursionError) as error:
@@ -241,38 +243,29 @@ def run_users_import(arguments: argparse.Namespace) -> None:
     for reason, count in omitted_counts.items():
         terminal.notify(f"texts that were omitted, since {reason}: {count:,}")
     if failure_count:
-        raise UserError(f"{arguments.file}: {failure_count:,} of {len(exports):,} lines could not be imported")
+        raise UserError(f"{arguments.file}: {failure_count:,} of {len(lines):,} lines could not be imported")
 
 
 def add_users_forget_arguments(parser: Parser) -> None:
     _add_store_and_user(parser)
-    parser.add("text", metavar="TEXT", help="the complete text to forget, in the same upper and lower case")
+    parser.add("text", metavar="TEXT", help="the complete text to forget, in any case")
 
 
 def run_users_forget(arguments: argparse.Namespace) -> None:
     from factorcell.completion.texts import check_text
-    from factorcell.data.text_folds import screening
-    from factorcell.service import changes
     from factorcell.service.record import checked_id
+    from factorcell.service.stores.store import update
 
     with _opened_store(arguments) as store:
         user, text = checked_id(arguments.user), check_text(arguments.text)
-        before, after = changes.apply(store, user, lambda record: changes.remove_text(record, text), now=_now)
+        before, after = update(store, user, lambda record: record.without_text(text), now=_now)
     deleted_count = len(before.texts) - len(after.texts)
     terminal.notify(f"texts deleted: {deleted_count:,}" if deleted_count else "the user has no such text")
-    form = screening(text, ignore_case=True)
-    if similar_count := sum(screening(saved.text, ignore_case=True) == form for saved in after.texts):
-        terminal.notify(
-            f"texts not deleted that differ only in case or in look-alike characters: {similar_count:,}; "
-            "`factorcell users show` lists them"
-        )
 
 
 def add_users_delete_arguments(parser: Parser) -> None:
     _add_store(parser)
     parser.add("users", nargs="+", metavar="USER", help="users to delete")
-    help_text = "also remove the deleted data from the raw files, which may take a while"
-    parser.add("--purge", action="store_true", help=help_text)
 
 
 def run_users_delete(arguments: argparse.Namespace) -> None:
@@ -280,12 +273,10 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
 
     with _opened_store(arguments) as store:
         deleted_count = sum(store.delete(checked_id(user)) for user in arguments.users)
-        if arguments.purge:
-            terminal.notify(*(f"still to do: {line}" for line in store.purge()))
-        count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
-        if deleted_count < len(arguments.users):
-            raise UserError(f"{count}; the others are not in the store")
-        terminal.notify(count)
+    count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
+    if deleted_count < len(arguments.users):
+        raise UserError(f"{count}; the others are not in the store")
+    terminal.notify(count)
 
 
 def add_users_migrate_arguments(parser: Parser) -> None:
@@ -400,17 +391,6 @@ def _default_store_url() -> str:
         raise UserError(f"store: expected one file {pattern} of `serve`, got {len(paths):,}; choose from {stores}")
     terminal.notify(f"store: {paths[0]}")
     return f"sqlite:///{paths[0]}"
-
-
-def _split_exports(content: str) -> list[tuple[int, str]]:
-    """Split an export into pairs (line number, JSON of a user).
-
-    The export has one user per line, or a single user on several lines.
-    """
-    lines = content.split("\n")  # not splitlines, since texts may contain other line separators
-    if lines[0].strip() == "{":
-        return [(1, content)]
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _read_record(store: "Store", user: str) -> "Record":

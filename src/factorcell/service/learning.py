@@ -19,8 +19,6 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation import linear_classifier
-from factorcell.evaluation.linear_classifier import PRIORS_FILE
 from factorcell.runs.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText, StoreError, log_unexpected_error
 
@@ -35,7 +33,6 @@ class ServedModel:
     Attributes:
         completer: A `Blend` if the run distinguishes users and has popular texts, otherwise a `Completer`.
         identity: A digest of the weights and of the learning rule.
-        priors: The conditional priors with which the run classifies, by target.
     """
 
     def __init__(self, run: Run, *, typos: int = 0, is_allowed: TextFilter | None = None) -> None:
@@ -52,7 +49,6 @@ class ServedModel:
         if not run.fingerprint:
             raise UserError(f"{run.folder}: no trained weights; train the run first")
         self.run = run
-        self.priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
         self._learner = Learner(run, unknown=LEARNING_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
@@ -128,15 +124,11 @@ class ServedModel:
         last_number = learned_now[-1].number if len(learned_now) < len(new_texts) else record.last_number
         return record.with_state(LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes()))
 
-    def suggested_form(self, text: str) -> str:
-        """Return an accepted text as the service suggests it: normalized by the tokenizer and in canonical form."""
-        return same_text(self.run.tokenizer.normalize(text))
-
     def _user_after(self, state: LearnedState | None, texts: Sequence[StoredText]) -> User:
         """Return the user with a learned state, and with the newest of `texts` as history."""
         user = self.learner.new() if state is None else User.from_bytes(state.user_bytes)
-        newest_texts = texts[-MAX_HISTORY:]
-        return replace(user, history=History(tuple(self.suggested_form(saved.text) for saved in newest_texts)))
+        newest_texts = [self.run.tokenizer.normalize(saved.text) for saved in texts[-MAX_HISTORY:]]
+        return replace(user, history=History(tuple(map(same_text, newest_texts))))
 
     def _learn_one(self, user: User, saved: StoredText) -> User:
         """Return the user after learning a text with its context, or without it if the model does not know it."""

@@ -91,14 +91,9 @@ def test_invalid_requests_are_problems(
 @pytest.mark.parametrize("value", [True, False, "true", 5, 5.5])
 def test_context_values_keep_their_type(client: TestClient, site: Site, value: Any) -> None:
     context = {"city": value}
-    texts = [{"text": "abba", "context": context}]
     requests: dict[str, dict[str, Any]] = {
         "complete": {"query": "a", "context": context},
         "accept": {"user": "ann", "text": "abba", "context": context},
-        "score": {"texts": texts},
-        "classify": {"target": "city", "texts": [{"text": "abba", "context": {"who": value}}]},
-        "rescore": {"lists": [{"hypotheses": [{"text": "abba"}], "context": context}]},
-        "generate": {"context": context, "max_tokens": 2},
     }
     for name, request in requests.items():
         answer = client.post(f"/v1/{name}", json={**request, "unknown": "group"})
@@ -120,13 +115,9 @@ def test_context_values_keep_their_type(client: TestClient, site: Site, value: A
 def test_mistyped_contexts_are_refused_as_on_the_command_line(
     client: TestClient, context: dict[str, str], detail: str
 ) -> None:
-    texts = [{"text": "abba", "context": context}]
     requests: dict[str, dict[str, Any]] = {
         "complete": {"query": "a", "context": context},
         "accept": {"user": "zoe", "text": "abba", "context": context},
-        "score": {"texts": texts},
-        "rescore": {"lists": [{"hypotheses": [{"text": "abba"}], "context": context}]},
-        "generate": {"context": context, "max_tokens": 2},
     }
     for name, request in requests.items():
         answer = client.post(f"/v1/{name}", json=request)

@@ -1,8 +1,14 @@
 """Operations on one user over HTTP."""
 
+from urllib.parse import quote
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from factorcell.service.http import problems
 from factorcell.service.http.application import Site
 
 
@@ -41,6 +47,12 @@ def test_all_operations_on_a_user(client: TestClient, site: Site, user: str, pat
     assert client.delete(base).json() == {"deleted": False}
     assert client.post("/v1/users", json=exported).json() == {"user": user}
     assert client.get(f"{base}/export").json() == exported
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
+def test_any_escaped_user_id_arrives_unchanged(user: str) -> None:
+    scope = {"type": "http", "path_params": {"user": quote(user, safe="")}}
+    assert problems.path_parameter(Request(scope), "user") == user
 
 
 def test_import_omits_blank_texts(client: TestClient) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -115,15 +115,14 @@ class Metrics:
 
 
 def new_lanes(threads: int = 0) -> dict[str, Lane]:
-    """Return thread pools by name; completions and changes each have as many `threads`, 0: one per core.
+    """Return thread pools by name, each with as many `threads`, 0: one per core.
 
-    Each kind of work has its own lane, so that no kind can keep another from running.
+    Completions and changes have their own lanes, so that neither can keep the other from running.
     """
     threads = threads or usable_cores()
     return {
         "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),
         "change": Lane("change", threads, max_waiting=256),
-        "batch": Lane("batch", threads=1, max_waiting=16),
     }
 
 
@@ -172,7 +171,7 @@ def application(site: Site, watcher: AbstractContextManager[object] | None = Non
 
 
 class Guard:
-    """Middleware that checks host and origin, adds headers, turns errors into problems, and records metrics.
+    """Middleware that checks and adds headers, turns errors into problems, and records metrics.
 
     Routes match the escaped path, so that a user id may contain any character, even a slash.
     """
@@ -201,7 +200,7 @@ class Guard:
             raw_path: bytes | None = scope.get("raw_path")  # without this optional key, a slash in a user id is lost
             path = quote(scope["path"], errors="replace") if raw_path is None else raw_path.decode("ascii", "replace")
             scope["path"] = path
-            _check_host_and_origin(Headers(scope=scope), scope["method"], self.site.settings)
+            _check_headers(Headers(scope=scope), scope["method"], self.site.settings)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
             status = CLIENT_DISCONNECTED
@@ -215,12 +214,14 @@ class Guard:
         return None
 
 
-def _check_host_and_origin(headers: Headers, method: str, settings: Settings) -> None:
-    """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
+def _check_headers(headers: Headers, method: str, settings: Settings) -> None:
+    """Raise a `ProblemError` for an ambiguous body, a foreign host name, or a change by a page of another origin.
 
     Browsers always send the headers Host and Origin. Therefore no foreign web page can use a server that accepts only
     requests from its own machine.
     """
+    if "transfer-encoding" in headers and "content-length" in headers:  # a proxy could see another end of the body
+        raise ProblemError("malformed", "expected one length of the body", headers={"Connection": "close"})
     host = headers.get("host", "").lower()
     host_without_port, _, port = host.rpartition(":")
     host_name = (host_without_port if port.isdigit() else host).removeprefix("[").removesuffix("]")
@@ -284,10 +285,6 @@ async def _respond(site: Site, operations: dict[str, Operation], request: Reques
         return operation.handler(Call(site.service, message, user, time_limit))
 
     with site.metrics.waiting.labels(operation.lane).track_inprogress():
-        if operation.is_streaming:
-            results = lane.stream(work, deadline, until_disconnected)
-            first_result = await anext(results)  # raises the errors that occur before the first result
-            return StreamingResponse(_events(first_result, results), media_type=pages.EVENT_STREAM)
         result = await lane.run(work, deadline, until_disconnected)
     if isinstance(result, Completions) and result.degraded:
         site.metrics.degraded.labels(result.degraded).inc()
@@ -298,11 +295,3 @@ async def _respond(site: Site, operations: dict[str, Operation], request: Reques
         padded_size = math.ceil(len(content) / site.settings.pad) * site.settings.pad
         content = content.ljust(padded_size)  # spaces after the JSON value
     return Response(content, media_type="application/json")
-
-
-async def _events(first_result: Any, results: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    """Yield results as server-sent events."""
-    yield b"data: " + msgspec.json.encode(first_result) + b"\n\n"
-    with suppress(DisconnectedError):
-        async for result in results:
-            yield b"data: " + msgspec.json.encode(result) + b"\n\n"

@@ -21,13 +21,12 @@ from factorcell.service.http.operations import OPERATIONS, Operation
 from factorcell.service.messages import Problem, UserId
 
 SCOPE_DESCRIPTIONS = {
-    "complete": "request completions, scores, classes and generated texts",
+    "complete": "request completions",
     "learn": "accept texts of users",
     "users": "show, export, pause and delete the data of users",
     "admin": "import users and read the metrics",
 }
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
-EVENT_STREAM = "text/event-stream"  # the media type of server-sent events
 HINT = "Type something"  # default placeholder of the empty search box
 BOX = "factorcell.js"  # the script of the search box, which other sites may load
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -64,6 +63,7 @@ def openapi(needs_keys: bool = False) -> Json:
             "version": __version__,
             "description": "Completes text as users type, learns accepted texts, and deletes user data on request.",
         },
+        "servers": [{"url": "."}],  # the folder of this description: a proxy may serve it under a prefix
         "paths": paths,
         "components": {"schemas": components},
         "x-problems": {
@@ -78,10 +78,6 @@ def openapi(needs_keys: bool = False) -> Json:
 
 
 def _describe_operation(operation: Operation, references_by_type: dict[Any, Json], needs_keys: bool) -> Json:
-    media_type, schema = "application/json", references_by_type[operation.response_type]
-    if operation.is_streaming:
-        data = {"type": "string", "contentMediaType": media_type, "contentSchema": schema}
-        media_type, schema = EVENT_STREAM, {"type": "object", "properties": {"data": data}, "required": ["data"]}
     description: Json = {
         "operationId": f"{operation.name}_{operation.method.lower()}",
         "summary": (operation.handler.__doc__ or "").strip().split("\n")[0],
@@ -89,7 +85,7 @@ def _describe_operation(operation: Operation, references_by_type: dict[Any, Json
         "responses": {
             "200": {
                 "description": (operation.response_type.__doc__ or "").strip(),
-                "content": {media_type: {"schema": schema}},
+                "content": {"application/json": {"schema": references_by_type[operation.response_type]}},
             },
             "default": {
                 "description": "Why the request failed",

@@ -129,7 +129,7 @@ const savedTexts = (() => {
 
     async #export() {
       const values = await this.#ask("GET", "/export");
-      const content = new Blob([`${JSON.stringify(values, null, 2)}\n`], { type: "application/json" });
+      const content = new Blob([`${JSON.stringify(values)}\n`], { type: "application/json" });
       const url = URL.createObjectURL(content);
       const fileName = `${this.#user.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json`;
       element("a", { href: url, download: fileName }).click();

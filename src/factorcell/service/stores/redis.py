@@ -6,7 +6,6 @@ write, the script returns after the data are on disk.
 """
 
 from collections.abc import Callable
-from time import monotonic, sleep
 from typing import Any
 
 import redis
@@ -18,7 +17,6 @@ from factorcell.service.record import Record, StoreError, decoded_id
 from factorcell.service.stores.store import PAGE_SIZE, check_schema, one_line
 
 TIMEOUT = 2.0  # maximum number of seconds to wait for an answer
-PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
 SCHEMA_KEY, SCHEMA_VERSION = b"factorcell:schema", 1
 # Names of the two sorted sets, and the beginning of the name of each hash.
 ALL_USERS, USERS_BY_OLDEST, USER_PREFIX = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
@@ -109,32 +107,10 @@ class RedisStore:
     def check(self) -> None:
         self._call(self._client.set, SCHEMA_KEY, SCHEMA_VERSION)
 
-    def purge(self) -> list[str]:
-        deadline = monotonic() + PURGE_TIMEOUT
-        self._wait_for_rewrite(deadline)  # a running rewrite may have begun before the deletion
-        self._call(self._client.bgrewriteaof)
-        info = self._wait_for_rewrite(deadline)
-        remaining = []
-        if info["aof_last_bgrewrite_status"] != "ok":
-            remaining.append("append-only file: rewriting it failed; see the log of the server")
-        if info.get("rdb_saves"):
-            remaining.append("snapshot (dump.rdb): it contains deleted data until the next snapshot; run SAVE")
-        return remaining
-
     def close(self) -> None:
         self._is_closed = True
         self._client.close()
         self._client.connection_pool.disconnect()
-
-    def _wait_for_rewrite(self, deadline: float) -> dict[str, Any]:
-        """Wait until the append-only file is not being rewritten, and return facts about the files of the server."""
-        while True:
-            info: dict[str, Any] = self._call(self._client.info, "persistence")
-            if not (info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]):
-                return info
-            if monotonic() > deadline:
-                raise StoreError("store redis: the append-only file is still being rewritten")
-            sleep(0.01)
 
     def _check_durable(self) -> None:
         """Raise a `UserError` if the settings of the server may lose writes or evict users."""

@@ -55,11 +55,6 @@ class SQLiteStore(SQLStore):
         with self._write_lock, self._connection() as connection:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def purge(self) -> list[str]:
-        with self._write_lock, self._connection() as connection:
-            is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return [f"{self.path.name}-wal: another connection is reading this file; purge again"] if is_busy else []
-
     def close(self) -> None:
         self._is_closed = True
         while self._idle_connections:
