@@ -61,7 +61,7 @@ NO_NAMES: list[Any] = [5, True, None, ("rank",)]
         ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, factor, prefix"),
         (
             {"model": {}, "backbone": {"dropout_output": 1}},
-            "dropout_output is 1.0; it must be a number of at least 0 and below 1",
+            "dropout_output is 1.0; it must be a number from 0 to 1 .without 1.",
         ),
         ({"data": {}, "tokenizer": {"kind": "words"}}, r"unknown tokenizer 'words' \(did you mean 'word'\?\)"),
         *[({section: {"kind": value}}, rf"kind in \[{section}\] is ") for section in KINDS for value in NO_TEXTS],

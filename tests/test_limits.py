@@ -64,8 +64,8 @@ def value_of(config: Config, name: str) -> Any:
 
 
 def is_within(limits: Limits, value: float) -> bool:
-    is_large_enough = value > limits.low if limits.above else value >= limits.low
-    return is_large_enough and (value < limits.high if limits.below else value <= limits.high)
+    is_large_enough = value > limits.low if limits.excluded == "low" else value >= limits.low
+    return is_large_enough and (value < limits.high if limits.excluded == "high" else value <= limits.high)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

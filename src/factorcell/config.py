@@ -90,8 +90,7 @@ def option(
     limits = None
     if isinstance(default, int | float) and not isinstance(default, bool):
         largest = MAX_COUNT if isinstance(default, int) else MAX_FLOAT
-        ends = {"above": excluded == "low", "below": excluded == "high"}
-        limits = Limits(low, largest if high is None else high, whole=isinstance(default, int), **ends)
+        limits = Limits(low, largest if high is None else high, isinstance(default, int), excluded)
     metadata = {"help": help_text, "choices": choices, "limits": limits, "metavar": metavar}
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -259,7 +259,7 @@ def test_every_number_has_limits() -> None:
 @pytest.mark.parametrize("name", [*limits.NUMBER_LIMITS])
 def test_values_beyond_the_limits_are_refused(name: str) -> None:
     limit = limits.NUMBER_LIMITS[name]
-    for value in (*([] if limit.above else [limit.low]), limit.high):
+    for value in (*([] if limit.excluded == "low" else [limit.low]), limit.high):
         limits.check(**{name: int(value) if limit.whole else value})
     wrong: list[Any] = [math.nan, limit.low - 1, limit.high + max(1, limit.high / 1000), True, "3"]
     for number in wrong if limit.high < math.inf else wrong[:2]:

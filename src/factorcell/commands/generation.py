@@ -33,7 +33,7 @@ def add_generate_arguments(parser: Parser) -> None:
     parser.add("--case", action="store_true", help="capitalize sentences (for models of lower-case English)")
     parser.add("--stream", action="store_true", help="print one text token by token while it is generated")
     parser.add("--out", type=OUTPUT_FILE, help="write each finished text to this file immediately (JSON lines)")
-    parser.add("--resume", action="store_true", help="continue a file that was started with the same options")
+    parser.add("--resume")
     generation = partial(parser.add, section="generation")
     rare = partial(generation, rare=True)
     help_text = "how to choose tokens: by sampling, or by a search for the most probable texts"
@@ -69,7 +69,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
     run = options.open_run(arguments)
     names = [field.name for field in dataclasses.fields(GenerationOptions)]
-    settings = GenerationOptions(**{name: getattr(arguments, name) for name in names})
+    settings = GenerationOptions(**options.selected(arguments, *names))
     specified = options.parse_context_values(arguments.context)
     if arguments.rows and arguments.each:
         raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
@@ -86,16 +86,8 @@ def run_generate(arguments: argparse.Namespace) -> None:
             raise UserError(f"{arguments.out}: exists already; choose another file, or continue it with --resume")
         origin = provenance(run, settings, arguments.prompt)
         finished_count = repair_and_count_rows(arguments.out, origin, contexts, arguments.number)
-    rows = generate(
-        run,
-        contexts,
-        number=arguments.number,
-        options=settings,
-        prompt=arguments.prompt,
-        case=arguments.case,
-        unknown=arguments.unknown,
-        first=finished_count,
-    )
+    text_settings = options.selected(arguments, "number", "prompt", "case", "unknown")
+    rows = generate(run, contexts, options=settings, first=finished_count, **text_settings)
     with progress_bar(total=total, initial=finished_count, desc="generating", unit="texts", show=total > 1) as bar:
         for row in rows:
             if arguments.out:
@@ -152,11 +144,9 @@ def _stream(run: "Run", contexts: Sequence[Row], settings: "GenerationOptions", 
 
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
         raise UserError("--stream generates one text of one context; remove --each, --rows, --number, --out and --json")
-    parts = stream(
-        run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
-    )
     previous_part = ""
-    for part in parts:
+    text_settings = options.selected(arguments, "prompt", "case", "unknown")
+    for part in stream(run, contexts[0], options=settings, **text_settings):
         terminal.show_part(part, before=previous_part)
         previous_part = part
     return terminal.show("")

@@ -16,7 +16,7 @@ from factorcell.commands.cli.parser import OUTPUT_FOLDER, Parser
 from factorcell.errors import UserError
 from factorcell.io import input_files
 from factorcell.io.progress import progress_bar
-from factorcell.options.limits import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VARIABLE
+from factorcell.options.limits import EXPORT_FORMATS, KEY_SCOPES, STORE_VARIABLE
 
 if TYPE_CHECKING:
     from factorcell.service.record import Record
@@ -76,20 +76,13 @@ def run_serve(arguments: argparse.Namespace) -> None:
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
     hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO_FOLDER else "")
     default_store = f"sqlite:///{default_store_path(arguments.run)}"
+    names = ("run", "keys", "host", "port", "workers", "threads", "typos", "precision", "cache_size")
     server_options = server.ServerOptions(
-        arguments.run,
-        os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
-        keys=arguments.keys,
-        host=arguments.host,
-        port=arguments.port,
-        workers=arguments.workers,
-        threads=arguments.threads,
-        typos=arguments.typos,
-        precision=arguments.precision,
+        **options.selected(arguments, *names),
+        store=os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
         mixture=not arguments.no_ngram_mixture,
         block_list=arguments.block,
         privacy=Privacy(tuple(arguments.withhold), retention),
-        cache_size=arguments.cache_size,
         settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad, hint=hint),
     )
     if arguments.run == DEMO_FOLDER and not (DEMO_FOLDER / "weights.safetensors").exists():
@@ -136,18 +129,12 @@ def run_export(arguments: argparse.Namespace) -> None:
     run = Run.open(arguments.run, mixture=False)
     context = options.parse_context(arguments.context)
     report_run(run, context)
-    export(
-        run,
-        arguments.folder,
-        to=arguments.to,
-        context=context,
-        approximate=arguments.approximate,
-        unknown=arguments.unknown,
-    )
+    settings = options.selected(arguments, "to", "approximate", "unknown")
+    export(run, arguments.folder, context=context, **settings)
 
 
 def add_users_list_arguments(parser: Parser) -> None:
-    _add_store(parser)
+    parser.add("--store")
 
 
 def run_users_list(arguments: argparse.Namespace) -> None:
@@ -163,7 +150,7 @@ def run_users_list(arguments: argparse.Namespace) -> None:
 
 
 def add_users_show_arguments(parser: Parser) -> None:
-    _add_store_and_user(parser)
+    parser.add_all("--store", "user")
     parser.add("--json")
 
 
@@ -190,7 +177,7 @@ def run_users_show(arguments: argparse.Namespace) -> None:
 
 
 def add_users_export_arguments(parser: Parser) -> None:
-    _add_store(parser)
+    parser.add("--store")
     parser.add("users", nargs="*", metavar="USER", help="users to export (default: all)")
 
 
@@ -209,7 +196,7 @@ def run_users_export(arguments: argparse.Namespace) -> None:
 
 
 def add_users_import_arguments(parser: Parser) -> None:
-    _add_store(parser)
+    parser.add("--store")
     parser.add("file", type=Path, help="JSON lines in the format of `users export`")
 
 
@@ -247,7 +234,7 @@ def run_users_import(arguments: argparse.Namespace) -> None:
 
 
 def add_users_forget_arguments(parser: Parser) -> None:
-    _add_store_and_user(parser)
+    parser.add_all("--store", "user")
     parser.add("text", metavar="TEXT", help="the complete text to forget, in any case")
 
 
@@ -264,7 +251,7 @@ def run_users_forget(arguments: argparse.Namespace) -> None:
 
 
 def add_users_delete_arguments(parser: Parser) -> None:
-    _add_store(parser)
+    parser.add("--store")
     parser.add("users", nargs="+", metavar="USER", help="users to delete")
 
 
@@ -281,7 +268,7 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
 
 def add_users_migrate_arguments(parser: Parser) -> None:
     parser.add("run", help="run folder of the model that learns all users")
-    _add_store(parser)
+    parser.add("--store")
 
 
 def run_users_migrate(arguments: argparse.Namespace) -> None:
@@ -325,17 +312,6 @@ def run_users_key(arguments: argparse.Namespace) -> None:
     key = keys.add_key(arguments.keys, arguments.name, arguments.scope, arguments.rate)
     terminal.notify(f"{arguments.keys} stores the hash of this key; the key itself is not stored:")
     terminal.show(key)
-
-
-def _add_store(parser: Parser) -> None:
-    help_text = f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE}, else the SQLite file "
-    help_text += "that `serve` made in this folder or in a subfolder)"
-    parser.add("--store", metavar="URL", help=help_text)
-
-
-def _add_store_and_user(parser: Parser) -> None:
-    _add_store(parser)
-    parser.add("user", metavar="USER", help="id of the user")
 
 
 @contextmanager

@@ -51,20 +51,17 @@ class Limits:
     low: float
     high: float = MAX_COUNT
     whole: bool = True  # whether the number must be an integer
-    above: bool = False  # whether `low` itself is excluded
-    below: bool = False  # whether `high` itself is excluded
+    excluded: str = ""  # "low" or "high" if this end itself is not valid
 
     def __str__(self) -> str:
         low, high = (str(end) if self.whole else f"{end:g}" for end in (self.low, self.high))
-        ends = f"from {low} to {high}"
-        if self.above or self.below:
-            ends = f"{'above' if self.above else 'of at least'} {low} and {'below' if self.below else 'at most'} {high}"
-        return f"{'a whole number' if self.whole else 'a number'} {ends}"
+        ends = f"above {low} and at most {high}" if self.excluded == "low" else f"from {low} to {high}"
+        exception = f" (without {high})" if self.excluded == "high" else ""
+        return f"{'a whole number' if self.whole else 'a number'} {ends}{exception}"
 
     def contains(self, number: float) -> bool:
         """Return whether a number, which may be NaN, is valid."""
-        is_large_enough = number > self.low if self.above else number >= self.low
-        return is_large_enough and (number < self.high if self.below else number <= self.high)
+        return self.low <= number <= self.high and number != {"low": self.low, "high": self.high}.get(self.excluded)
 
     def check(self, name: str, value: Any) -> Any:
         """Return `value` as a plain number; raise `UserError`, which calls it `name`, if it is out of the limits."""
@@ -91,7 +88,7 @@ NUMBER_LIMITS = {
     **dict.fromkeys(("first", "samples", "top_k"), Limits(0)),
     **dict.fromkeys(("branching", "max_tokens", "trials", "width"), Limits(1, 1_000_000)),
     **dict.fromkeys(("min_tokens", "no_repeat_ngram"), Limits(0, 1_000_000)),
-    **dict.fromkeys(("epochs", "max_memory", "minutes", "rate"), Limits(0, 1_000_000, whole=False, above=True)),
+    **dict.fromkeys(("epochs", "max_memory", "minutes", "rate"), Limits(0, 1_000_000, whole=False, excluded="low")),
     **dict.fromkeys(("max_norm", "seconds"), Limits(0, MAX_COUNT, whole=False)),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
@@ -107,8 +104,8 @@ NUMBER_LIMITS = {
     "share": Limits(0, 1, whole=False),
     "threads": Limits(0, 1024),
     "typos": Limits(0, 2),
-    "temperature": Limits(0, MAX_FLOAT, whole=False, above=True),
-    "top_p": Limits(0, 1, whole=False, above=True),
+    "temperature": Limits(0, MAX_FLOAT, whole=False, excluded="low"),
+    "top_p": Limits(0, 1, whole=False, excluded="low"),
     "workers": Limits(1, 1024),
     "within": Limits(0, math.inf, whole=False),
 }

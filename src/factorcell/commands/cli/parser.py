@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from factorcell.commands.cli import terminal
 from factorcell.config import DEVICE_HELP, DEVICES, PRECISION_HELP, PRECISIONS
 from factorcell.errors import UserError, nearest_hint
-from factorcell.options.limits import NUMBER_LIMITS, PRESETS, UNKNOWN_POLICIES
+from factorcell.options.limits import NUMBER_LIMITS, PRESETS, STORE_URLS, STORE_VARIABLE, UNKNOWN_POLICIES
 
 HELP_FLAGS = ("--help", "--help-all")
 NAME_WIDTH, MAX_LINE_WIDTH = 28, 100  # characters of the column of names, and of a line of help
@@ -58,6 +58,12 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "--save": {"action": "store_true", "help": "save the result in the run folder, for report"},
     "--resume": {"action": "store_true", "help": "resume the command that wrote --out, from its last checkpoint"},
+    "user": {"metavar": "USER", "help": "id of the user"},
+    "--store": {
+        "metavar": "URL",
+        "help": f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE}, else the SQLite file "
+        "that `serve` made in this folder or in a subfolder)",
+    },
     "--json": {"action": "store_true", "help": "print rows of JSON"},
     "--threads": {"section": "computing", "default": 0, "help": "number of threads; 0: one per core"},
     "--device": {"section": "computing", "choices": DEVICES, "default": "auto", "help": DEVICE_HELP},
