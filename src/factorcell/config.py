@@ -7,9 +7,7 @@ the fields. Apart from `kind`, no two sections have an option of the same name, 
 """
 
 import dataclasses
-import functools
 import json
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,34 +98,20 @@ def option_fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.name not in RECORDED]
 
 
-@functools.cache
 def option_types(cls: Any) -> dict[str, type]:
-    """Return the type of each option of a dataclass: bool, int, float, str, or tuple; raise `UserError` for others."""
-    try:
-        hints = typing.get_type_hints(cls)  # annotations may be strings (PEP 563)
-    except (NameError, TypeError, SyntaxError, AttributeError) as error:
-        raise UserError(f"{cls.__qualname__}: the type of an option cannot be resolved ({error})") from None
-    types: dict[str, type] = {}
-    for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        if hint not in (bool, int, float, str, tuple[str, ...]):
-            expected = "expected bool, int, float, str or tuple[str, ...]"
-            raise UserError(f"option {field.name!r}: {expected}; got the type {hint!r:.60}")
-        types[field.name] = typing.get_origin(hint) or hint
-    return types
+    """Return the type of each option of a dataclass, which is that of its default: bool, int, float, str or tuple."""
+    return {field.name: type(field.default) for field in dataclasses.fields(cls)}
 
 
 def check_fields(section: Any) -> None:
     """Raise `UserError` unless every field of the dataclass `section` is valid; convert values to plain ones."""
-    cls: Any = type(section)
     for field in dataclasses.fields(section):
-        value = _check_value(field, option_types(cls)[field.name], getattr(section, field.name))
-        object.__setattr__(section, field.name, value)
+        object.__setattr__(section, field.name, _check_value(field, getattr(section, field.name)))
 
 
-def _check_value(field: dataclasses.Field[Any], option_type: type, value: Any) -> Any:
+def _check_value(field: dataclasses.Field[Any], value: Any) -> Any:
     """Return the value of an option as a plain value of its type; raise `UserError` if it is not valid."""
-    name, value = field.name, plain(value)
+    name, option_type, value = field.name, type(field.default), plain(value)
     choices, limits = field.metadata.get("choices"), field.metadata.get("limits")
     if option_type is tuple and not is_names(value):
         raise UserError(f"{name} is {value!r}; it must be a list of names")
@@ -150,9 +134,8 @@ def _check_value(field: dataclasses.Field[Any], option_type: type, value: Any) -
 class KindOptions:
     """Base class of the options of one kind of tokenizer, backbone or head.
 
-    A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields may have
-    plain defaults or be declared by `option`, which adds help texts and limits. Their annotations are bool, int, float,
-    str or tuple[str, ...].
+    A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields are bool,
+    int, float, str or tuple[str, ...], and may be declared by `option`, which adds help texts and limits.
     """
 
     kind: str = ""
@@ -377,9 +360,10 @@ def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> No
         raise UserError(
             f"{name!r}: expected a class with `Options`, a dataclass that extends {base.__name__}, got {cls!r:.60}"
         )
-    for field in dataclasses.fields(options):
-        if field.default is dataclasses.MISSING:
-            raise UserError(f"{name!r}: option {field.name!r}: expected a default, got none")
+    for option_name, option_type in option_types(options).items():
+        if option_type not in (bool, int, float, str, tuple):
+            expected = "expected a default of type bool, int, float, str or tuple"
+            raise UserError(f"{name!r}: option {option_name!r}: {expected}, got {option_type.__name__}")
     try:
         kind = options().kind
     except UserError as error:

@@ -1,15 +1,8 @@
 """Registry of adapters, cells, tokenizers, backbones and heads from other packages, which options select by name.
 
-An installed package declares its classes in its pyproject.toml:
-
-    [project.entry-points."factorcell.adapters"]
-    gate_shift = "their_package:GateShift"
-
-If a name is neither built in nor registered, it is looked up among these entry points. Building a model imports the
-modules of its adapters and cells; creating a config imports the modules of its tokenizer, backbone and head.
-
-A run folder or a recipe contains only the name. The entry points of installed packages decide which module the name
-refers to, so a file cannot cause the import of any other module.
+A name is built in, registered, or declared by an installed package as an entry point such as `factorcell.adapters`. A
+run folder contains only the name; the installed packages decide which module it refers to, so that a file cannot cause
+the import of any other module. A config imports the modules of its tokenizer, backbone and head; a model all of them.
 """
 
 import re
@@ -41,7 +34,7 @@ class Extensions:
         self.registered: dict[str, type] = {}
 
     def check_choice(self, option: str, name: str) -> str:
-        """Return `name` if it is built in, registered or declared by an installed package; raise `UserError` if not."""
+        """Return `name` if it exists; raise `UserError` otherwise."""
         if name in self.built_in or name in self.registered:
             return name
         try:

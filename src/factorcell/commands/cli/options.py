@@ -21,7 +21,6 @@ from factorcell.config import (
     Config,
     HuggingFaceOptions,
     option_fields,
-    option_types,
     options_by_section,
     section_types,
     selected_kinds,
@@ -74,14 +73,13 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
             default = run_defaults.get(name, "as in RUN")
         elif name in TRANSFORMER_OPTIONS:
             default = default or "none, recurrent layers"
-        option_type = option_types(classes[section]).get(name, str)
-        _add_field(partial(parser.add, **settings), field, option_type, default)
+        _add_field(partial(parser.add, **settings), field, default)
     parser.optional.set_defaults(option_names=option_names)
 
 
-def _add_field(add: Callable[..., None], field: dataclasses.Field[Any], option_type: type, default: Any) -> None:
+def _add_field(add: Callable[..., None], field: dataclasses.Field[Any], default: Any) -> None:
     """Add the option of a field of the config with `add`; its help shows `default`."""
-    metadata = field.metadata
+    metadata, option_type = field.metadata, type(field.default)
     help_text = metadata.get("help", "option of another package")
     if default not in ("", ()) and not isinstance(default, bool):
         help_text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
