@@ -335,10 +335,9 @@ def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
     """
     names = [name for name in TRANSFORMER_OPTIONS if name in options]
     backbone = str(options.get("backbone", HuggingFaceOptions.kind))
-    if names and backbone != HuggingFaceOptions.kind:
-        names_of_backbone = {field.name for field in dataclasses.fields(options_class("backbone", backbone))}
+    if backbone != HuggingFaceOptions.kind:
         for name in names:
-            if name not in names_of_backbone:
+            if name not in option_types(options_class("backbone", backbone)):
                 raise UserError(f"{name} requires backbone {HuggingFaceOptions.kind}, got {backbone}")
         return {}
     kinds = {"backbone": HuggingFaceOptions.kind} if names else {}
@@ -651,9 +650,8 @@ class Config:
 
 def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the section of each option that a config with these kinds has."""
-    sections = {item.name: section for section, cls in section_types(kinds).items() for item in option_fields(cls)}
-    del sections["kind"]
-    return sections
+    fields = [(section, field) for section, cls in section_types(kinds).items() for field in option_fields(cls)]
+    return {field.name: section for section, field in fields if field.name != "kind"}
 
 
 def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
