@@ -118,11 +118,11 @@ class Completer:
             raise UserError(f"{run.folder}: typos: {expected}; train with --tokenizer char")
         self.is_allowed = public_filter(is_allowed)
         self.plain_engine = PlainEngine(run.predictor)
-        self.engine: Any = (  # an engine reads its own search states only
-            new_engine(run.predictor, run.precision)
-            if self.pieces is None
-            else PieceEngine(run.predictor, self.pieces, self.max_text_tokens)
-        )
+        self.engine: Any  # an engine reads its own search states only
+        if self.pieces is None:
+            self.engine = new_engine(run.predictor, run.precision)
+        else:
+            self.engine = PieceEngine(run.predictor, self.pieces, self.max_text_tokens)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10

@@ -99,24 +99,28 @@ class TextLookup:
 
     def _find_corrected(self, prefix: str, max_typos: int, count: int) -> tuple[Ints, Floats, TypoCounts]:
         """Return the best `count` texts that begin with a correction of `prefix`: their rows, scores and typos."""
-        characters, ends = self._characters
+        characters, places = self._characters  # `places` are those of the next characters of the texts in `rows` (R,)
         distances = Distances.start([ord(character) for character in prefix], max_typos)
         rows = np.arange(len(self.texts))  # the texts that are not settled yet (R,)
         beginnings = np.zeros_like(rows)  # for each of them, the row of its beginning in `distances`
-        starts, matches = np.append(0, ends + 1), list[tuple[Ints, Floats, TypoCounts]]()
-        for length in range(len(prefix) + max_typos):
-            last_characters = characters[np.minimum(starts[rows] + length, ends[rows])]
+        matches = [(rows[:0], self.log_shares[:0], distances.whole_prefix_typos[:0])]
+        for _ in range(len(prefix) + max_typos):
+            last_characters = characters[places]
+            places = places + (last_characters != 0)
             differs = np.ones(len(rows), dtype=np.bool_)  # whether a text has another beginning than the text before it
             differs[1:] = (last_characters[1:] != last_characters[:-1]) | (beginnings[1:] != beginnings[:-1])
             distances = distances.extend(beginnings[differs], last_characters[differs])
             beginnings = np.cumsum(differs) - 1
-            is_match = (distances.is_settled & distances.has_typos)[beginnings]
-            typos, matched = distances.whole_prefix_typos, beginnings[is_match]
-            scores = self.log_shares[rows[is_match]] - distances.costs(typos)[matched]
-            matches.append((rows[is_match], scores, typos[matched]))
             is_open = ~distances.is_settled
+            if is_open.all():
+                continue
+            is_match, typos = (~is_open & distances.has_typos)[beginnings], distances.whole_prefix_typos
+            matched_rows, matched = rows[is_match], beginnings[is_match]
+            scores = self.log_shares[matched_rows] - distances.costs(typos)[matched]
+            matches.append((matched_rows, scores, typos[matched]))
             is_open_text = is_open[beginnings]
-            rows, beginnings = rows[is_open_text], (np.cumsum(is_open) - 1)[beginnings[is_open_text]]
+            rows, places = rows[is_open_text], places[is_open_text]
+            beginnings = (np.cumsum(is_open) - 1)[beginnings[is_open_text]]
             distances = distances.select(np.flatnonzero(is_open))
             if not rows.size:
                 break
@@ -126,10 +130,10 @@ class TextLookup:
 
     @cached_property
     def _characters(self) -> tuple[Ints, Ints]:
-        """The code points of all texts, each followed by 0, which occurs in no text, and the index of each 0 (N,)."""
+        """The code points of all texts, each followed by 0, which no text contains, and the start of each text (N,)."""
         content = "".join(f"{text}\0" for text in self.texts).encode("utf-32-le")
         characters: Ints = np.frombuffer(content, dtype=np.uint32).astype(np.int64)
-        return characters, np.flatnonzero(characters == 0)
+        return characters, np.append(0, np.flatnonzero(characters == 0) + 1)[:-1]
 
 
 class Popularity(TextLookup):

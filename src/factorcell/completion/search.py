@@ -95,7 +95,7 @@ class SearchRequest:
 class Step(NamedTuple):
     """A model after a token, as the search in PyTorch reads it."""
 
-    state: BackboneState | None
+    state: BackboneState
     log_probs: Tensor  # of the next token (1, V)
 
 
@@ -110,9 +110,7 @@ class PrefixState:
     ids: Ids
     states: tuple[Any, ...]
 
-    def read(
-        self, ids: Sequence[int], read_tokens: Callable[[Any, Any, Sequence[int]], Iterable[Any]]
-    ) -> "PrefixState":
+    def read(self, ids: Sequence[int], read_tokens: Callable[..., Iterable[Any]]) -> "PrefixState":
         """Return the state for the prefix `ids`; reuse the states of the tokens that both prefixes share.
 
         `read_tokens` returns the states after the given tokens, from the conditioning and the state before them.
@@ -144,7 +142,7 @@ class PlainEngine:
         """Yield the model after each of the `tokens`."""
         state = None if before is None else before.state
         for token in tokens:
-            log_probs, state = self.model.step(_to_tensor(self.model, [token]), conditioning, state)
+            log_probs, state = self.model.step(torch.tensor([token]).to(self.model.device), conditioning, state)
             yield Step(state, log_probs)
 
     def search(self, request: SearchRequest) -> SearchResult:
@@ -166,7 +164,7 @@ class PlainEngine:
                 continue
             hypotheses = [hypotheses[index] for index in possible]
             parent_states = frontier.states.select(torch.from_numpy(parents[possible]).to(self.model.device))
-            last_tokens = _to_tensor(self.model, [ids[-1] for ids in hypotheses])
+            last_tokens = torch.tensor([ids[-1] for ids in hypotheses]).to(self.model.device)
             log_probs, state = self.model.step(last_tokens, request.prefix_state.conditioning, parent_states)
             frontier.add(hypotheses, scores[possible], log_probs, state)
         return frontier.result()
@@ -274,7 +272,3 @@ def _indices_of_largest(scores: Floats, count: int) -> Ints:
     if len(scores) <= count:
         return np.arange(len(scores))
     return np.argpartition(scores, len(scores) - count)[len(scores) - count :]
-
-
-def _to_tensor(model: Predictor, ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids).to(model.device)
