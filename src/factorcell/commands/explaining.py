@@ -141,12 +141,8 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
     from factorcell.evaluation.explaining.likelihood_ratios import STRENGTHS
     from factorcell.reports.wording import readable_token
 
-    has_colours = terminal.has_colours(sys.stdout)
     if len(names) == 2:
-        first, second = (
-            mark_token(name, sign * STRONG_RATIO, has_colours=has_colours)
-            for name, sign in zip(names, (1, -1), strict=True)
-        )
+        first, second = mark_token(names[0], STRONG_RATIO), mark_token(names[1], -STRONG_RATIO)
         legend = ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"]
         terminal.show(terminal.join("", legend))
         weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
@@ -156,7 +152,7 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
         terminal.show("", *([row["model"]] if "model" in row else []))
         tokens = [(readable_token(token["token"]), token) for token in row["tokens"]]
         if len(names) == 2:
-            _show_marked_tokens(row, tokens, names[0], has_colours)
+            _show_marked_tokens(row, tokens, names[0])
         else:
             probabilities = [{name: f"{token['posterior'][name]:.1%}" for name in names} for _, token in tokens]
             lines = [{"token": text, **line} for (text, _), line in zip(tokens, probabilities, strict=True)]
@@ -167,14 +163,12 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
         terminal.notify(EQUAL_PRIORS)
 
 
-def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_context: str, has_colours: bool) -> None:
+def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_context: str) -> None:
     """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
     from factorcell.evaluation.explaining.likelihood_ratios import has_evidence, with_evidence
     from factorcell.reports.wording import token_separator
 
-    marked_tokens = [
-        mark_token(text, token["ratio"] * has_evidence(token), has_colours=has_colours) for text, token in tokens
-    ]
+    marked_tokens = [mark_token(text, token["ratio"] * has_evidence(token)) for text, token in tokens]
     terminal.show(terminal.join(token_separator(row["tokenizer"]), marked_tokens))
     ratio, probability = row["ratio"], row["posterior"][first_context]
     terminal.show(f"{ratio:+z.2f} nats in total; p({first_context} | text) = {probability:.1%}")
@@ -184,7 +178,7 @@ def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_conte
         terminal.show(f"without the tokens without evidence ({', '.join(unsupported)}): {figures}")
 
 
-def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
+def mark_token(text: str, ratio: float) -> str:
     """Return a token with marks for the strength and the sign of its log-likelihood ratio."""
     from factorcell.evaluation.explaining.likelihood_ratios import strength
 
@@ -192,7 +186,7 @@ def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
     if not signed_strength:
         return text
     is_positive = signed_strength > 0
-    if not has_colours:
+    if not terminal.has_colours(sys.stdout):
         return text + ("⁺" if is_positive else "⁻") * abs(signed_strength)
     background, foreground = (BLUES if is_positive else ORANGES)[abs(signed_strength) - 1]
     underline = "" if is_positive else "4;"
