@@ -79,7 +79,8 @@ def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str
 
 def _add_field(add: Callable[..., None], field: dataclasses.Field[Any], default: Any) -> None:
     """Add the option of a field of the config with `add`; its help shows `default`."""
-    metadata, option_type = field.metadata, type(field.default)
+    metadata = field.metadata
+    option_type: type = type(field.default)
     help_text = metadata.get("help", "option of another package")
     if default not in ("", ()) and not isinstance(default, bool):
         help_text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
