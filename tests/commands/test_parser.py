@@ -68,7 +68,7 @@ MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "classify r t": ({"run": Path("r"), "table": Path("t")}, {"--target c": "c", "--values t r --json": ["t", "r"]}),
     "score r t": ({"run": Path("r"), "table": Path("t")}, {"--tokens": True, "--unknown=group": "group"}),
     "complete r p": ({"run": Path("r"), "prefix": "p"}, {"--count 3": 3, "--context u=p": ["u=p"], "--explain": True}),
-    "complete r": ({"run": Path("r"), "prefix": None}, {"--count 3": 3, "--json": True}),
+    "users/export u": ({"users": ["u"]}, {"--store s": "s"}),
     "users/delete u t": ({"users": ["u", "t"]}, {"--store s": "s"}),
 }
 

@@ -1,8 +1,8 @@
 """Registry of adapters, cells, tokenizers, backbones and heads from other packages, which options select by name.
 
-A name is built in, registered, or declared by an installed package as an entry point such as `factorcell.adapters`. A
-run folder contains only the name; the installed packages decide which module it refers to, so that a file cannot cause
-the import of any other module. A config imports the modules of its tokenizer, backbone and head; a model all of them.
+A name is built in, registered, or declared by another package as an entry point, in the group `factorcell.adapters` for
+example. A run folder contains only the name; the installed packages decide which module it refers to, so that a file
+cannot cause the import of any other module. A config imports the modules of its tokenizer, backbone and head.
 """
 
 import re
