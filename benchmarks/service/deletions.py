@@ -57,7 +57,7 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
             body = {"user": user, "text": text, "idempotency_key": f"{user} {number}"}
             until_answered(connection, "POST", "/v1/accept", body)
         until_answered(connection, "POST", "/v1/complete", {"query": texts[user][0][:3], "user": user})
-        until_answered(connection, "GET", f"/v1/users/{user}/export")
+        until_answered(connection, "GET", f"/v1/users/{user}")
         if user in deleted_users:
             until_answered(connection, "DELETE", f"/v1/users/{user}")
         elif user in forgetting:

@@ -17,7 +17,7 @@ def test_queued_users_are_learned_once_and_an_error_does_not_stop_the_queue() ->
             raise StoreError("out of order")
 
     relearner = Relearner(learn)
-    assert relearner.wait_until_idle(0)
+    assert relearner.wait_until_idle(10)
     relearner.add("ann")
     assert has_begun.wait(10)
     for user in ("bob", "bob", "ann", "eve"):  # ann again: her record may have changed since she was read

@@ -17,7 +17,6 @@ from factorcell.service.record import (
     check_key,
     checked_context,
     checked_id,
-    decoded_id,
 )
 
 TEXTS = (
@@ -78,13 +77,6 @@ def test_record_of_another_user_is_refused_without_naming_the_user() -> None:
 def test_invalid_content_with_a_valid_checksum_is_refused(body: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Record.from_bytes(body + zlib.crc32(body).to_bytes(4, "little"), "Ann 1")
-
-
-@pytest.mark.parametrize("content", [b"caf\xe9", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xff"])
-def test_stored_ids_that_are_not_utf8_are_refused(content: bytes) -> None:
-    assert decoded_id("é\U0001f600".encode()) == "é\U0001f600"
-    with pytest.raises(DamagedRecordError, match="not UTF-8"):
-        decoded_id(content)
 
 
 def test_number_of_keys_and_states_is_bounded() -> None:

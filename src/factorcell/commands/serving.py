@@ -29,7 +29,6 @@ DEFAULT_STORE_SUFFIX = ".users.db"  # end of the file name of the default store
 # Each country is a user; the user's texts are the names of its places.
 DEMO_OPTIONS: Any = {"user": "country", "max_tokens": 41, "min_user_count": 20, "tokenizer": "char", "min_count": 10}
 DEMO_MINUTES = 1.5  # time limit of the training
-DEMO_HINT = "Type the name of a place, such as Kyo or Lis"  # placeholder text of the input box
 
 
 def add_serve_arguments(parser: Parser) -> None:
@@ -57,7 +56,6 @@ def add_serve_arguments(parser: Parser) -> None:
     parser.add("--block", type=Path, section="privacy", help="file of phrases that are never suggested, one per line")
     help_text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
     parser.add("--pad", default=0, metavar="BYTES", section="privacy", help=help_text)
-    parser.add("--hint", metavar="TEXT", section="pages", help="placeholder text of the input box on the page")
     help_text = "origin of web pages that may send requests, such as https://shop.example (repeatable; default: none)"
     parser.add("--origin", repeatable=True, metavar="URL", section="pages", help=help_text)
     help_text = "number of users whose adapted weights are cached in memory"
@@ -74,7 +72,6 @@ def run_serve(arguments: argparse.Namespace) -> None:
 
         raise missing_package_error("serving", error.name, "serve") from None
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
-    hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO_FOLDER else "")
     default_store = f"sqlite:///{default_store_path(arguments.run)}"
     names = ("run", "keys", "host", "port", "workers", "threads", "typos", "precision", "cache_size")
     server_options = server.ServerOptions(
@@ -83,7 +80,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         mixture=not arguments.no_ngram_mixture,
         block_list=arguments.block,
         privacy=Privacy(tuple(arguments.withhold), retention),
-        settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad, hint=hint),
+        settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad),
     )
     if arguments.run == DEMO_FOLDER and not (DEMO_FOLDER / "weights.safetensors").exists():
         train_demo_run(DEMO_FOLDER)
@@ -92,8 +89,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
 
 def default_store_path(run_folder: Path) -> Path:
     """Return the path of the default store of `serve`, which is next to the run folder and has its name."""
-    # The paths "." and ".." do not contain the name of the folder.
-    folder = run_folder if run_folder.name not in ("", "..") else Path(os.path.abspath(run_folder))
+    folder = Path(os.path.abspath(run_folder))  # the paths "." and ".." do not contain the name of the folder
     return folder.parent / f"{folder.name}{DEFAULT_STORE_SUFFIX}"
 
 
@@ -151,29 +147,17 @@ def run_users_list(arguments: argparse.Namespace) -> None:
 
 def add_users_show_arguments(parser: Parser) -> None:
     parser.add_all("--store", "user")
-    parser.add("--json")
 
 
 def run_users_show(arguments: argparse.Namespace) -> None:
     with _opened_store(arguments) as store:
         record = _read_record(store, arguments.user)
-    rows = [
-        {
-            "number": text.number,
-            "time": f"{datetime.fromtimestamp(text.time, UTC):%Y-%m-%d %H:%M:%S}",
-            "text": text.text,
-            "context": text.context or None,
-        }
-        for text in record.texts
-    ]
-    if arguments.json:
-        return terminal.show_json(rows)
     state = "; learning is paused" if record.paused else ""
     terminal.show(f"{len(record.texts):,} texts stored, {record.last_number:,} accepted in total{state}")
-    for row in rows:
-        context_json = "" if row["context"] is None else json.dumps(row["context"], ensure_ascii=False)
-        terminal.show_fields(f"{row['number']}", f"{row['time']}", f"{row['text']}", context_json)
-    return None
+    for saved in record.texts:
+        time_text = f"{datetime.fromtimestamp(saved.time, UTC):%Y-%m-%d %H:%M:%S}"
+        context_json = json.dumps(saved.context, ensure_ascii=False) if saved.context else ""
+        terminal.show_fields(f"{saved.number}", time_text, saved.text, context_json)
 
 
 def add_users_export_arguments(parser: Parser) -> None:

@@ -29,7 +29,6 @@ from factorcell.service.messages import (
     Outcome,
     Profile,
     Result,
-    SavedText,
 )
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import (
@@ -92,7 +91,7 @@ class Service:
     def complete(
         self, request: CompletionRequest, deadline: float | None = None, stop: Stop | None = None
     ) -> Completions:
-        """Return the best texts that continue the text before the cursor, for an unknown user if the store fails.
+        """Return the best texts that continue the typed text, for an unknown user if the store fails.
 
         Args:
             request: The typed text, its user and its context.
@@ -104,7 +103,8 @@ class Service:
         """
         if deadline is None and request.deadline_ms is not None:
             deadline = time.monotonic() + request.deadline_ms / 1000
-        prefix, context, model = _text_before_cursor(request), checked_context(request.context), self.model
+        prefix, context = check_text(request.query, "query"), checked_context(request.context)
+        model = self.model
         user = None if request.user is None or not request.learn else checked_id(request.user)
         degraded: Literal["time", "store"] | None = None
         try:
@@ -181,23 +181,16 @@ class Service:
         return replace(result, user_version=after.version)
 
     def show(self, user: str) -> Profile | None:
-        """Return the saved data of a user, or None if the store has no record of the user."""
+        """Return the saved data of a user, which `restore` reads, or None if the store has no record of the user."""
         record = self.store.read(checked_id(user))
         if record is None:
             return None
-        return Profile(
-            user=user,
-            version=record.version,
-            accepted=record.last_number,
-            paused=record.paused,
-            learned=self.model.has_learned(record),
-            texts=msgspec.convert(record.texts, list[SavedText], from_attributes=True),
-        )
-
-    def export(self, user: str) -> dict[str, Any] | None:
-        """Return the texts and settings of a user as JSON values, which `restore` reads; None if there is no record."""
-        record = self.store.read(checked_id(user))
-        return None if record is None else exports.export_record(record)
+        details = {
+            "version": record.version,
+            "accepted": record.last_number,
+            "learned": self.model.has_learned(record),
+        }
+        return msgspec.convert(exports.export_record(record) | details, Profile)
 
     def restore(self, exported_user: Any) -> str:
         """Save an exported user; a background thread then learns the user's texts.
@@ -205,7 +198,7 @@ class Service:
         This method omits empty texts and texts that the privacy rules of this service do not allow.
 
         Args:
-            exported_user: The JSON values that `export` returned.
+            exported_user: A `Profile`, or its JSON values.
 
         Returns:
             The id of the user.
@@ -347,13 +340,3 @@ class Service:
             )
         else:
             self.store.delete(user, expected_version=record.version)
-
-
-def _text_before_cursor(request: CompletionRequest) -> str:
-    """Return the text before the cursor; raise a `UserError` if the text or the cursor is invalid."""
-    query, cursor = check_text(request.query, "query"), request.cursor
-    if cursor is None:
-        return query
-    if type(cursor) is not int or not 0 <= cursor <= len(query):
-        raise UserError(f"cursor: expected a position in the query, from 0 to {len(query)}, got {cursor!r:.30}")
-    return query[:cursor]

@@ -36,7 +36,7 @@ def import_record(exported_user: Any, privacy: Privacy, now: int) -> tuple[Recor
         UserError: `exported_user` does not have the form of such a result.
     """
     try:
-        export = msgspec.convert(exported_user, Export)
+        export = msgspec.convert(exported_user, Export, from_attributes=True)
     except msgspec.ValidationError as error:
         raise UserError(f"export: {error}; expected the result of `users export`") from None
     user, texts = checked_id(export.user), [_import_text(*item) for item in enumerate(export.texts, 1)]

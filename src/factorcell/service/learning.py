@@ -8,7 +8,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -156,25 +156,21 @@ class Relearner:
         self._queued: set[str] = set()
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1, "factorcell-relearning")
-        self._newest_task: Future[None] | None = None  # the task of the user queued last
-        self._is_closed = False
 
     def add(self, user: str) -> None:
         """Queue a user, unless the user is queued already, the queue is full, or `close` was called."""
         with self._lock:
-            if self._is_closed or user in self._queued or len(self._queued) >= MAX_QUEUED:
-                return
-            self._queued.add(user)
-            self._newest_task = self._executor.submit(self._run, user)
+            if user not in self._queued and len(self._queued) < MAX_QUEUED:
+                with suppress(RuntimeError):  # `close` was called
+                    self._executor.submit(self._run, user)
+                    self._queued.add(user)
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait until the thread has processed all queued users; return False after `seconds` of waiting."""
-        return self._newest_task is None or not wait([self._newest_task], seconds).not_done
+        return not wait([self._executor.submit(int)], seconds).not_done  # the last task of the only thread
 
     def close(self) -> None:
         """Finish learning the current user and drop the queue."""
-        with self._lock:
-            self._is_closed = True
         self._executor.shutdown(cancel_futures=True)
 
     def _run(self, user: str) -> None:

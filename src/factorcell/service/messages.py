@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from factorcell.completion.texts import MAX_BYTES
-from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_VALUE_LENGTH, ContextValue
+from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_VALUE_LENGTH
 
 MAX_RESULTS = 100  # suggestions per request
 MAX_DEADLINE = 10_000  # maximum milliseconds for a completion
-MAX_INTEGER = (1 << 53) - 1  # the largest integer that every JSON parser reads exactly
 
 UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="user id of printable characters")]
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="the whole text")]
@@ -19,7 +18,6 @@ Context = Annotated[Mapping[str, Value], Meta(description="context values by col
 UNKNOWN_HELP = "rare and unseen context values: refuse (error), read as rare (group) or missing (expected)"
 Unknown = Annotated[Literal["error", "group", "expected"], Meta(description=UNKNOWN_HELP)]
 Milliseconds = Annotated[int, Meta(ge=1, le=MAX_DEADLINE)]
-WholeNumber = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 
@@ -34,9 +32,8 @@ class RequestMessage(Struct, kw_only=True, forbid_unknown_fields=True, omit_defa
 class CompletionRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A text that a user is typing."""
 
-    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the text that the user has typed")]
+    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the text before the cursor")]
     user: Annotated[UserId | None, Meta(description="id of the user; by default an unknown user")] = None
-    cursor: Annotated[WholeNumber | None, Meta(description="characters before the cursor; by default all")] = None
     context: Context = {}
     unknown: Unknown = "error"
     limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS, description="maximum number of suggestions")] = 10
@@ -46,7 +43,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Result(Message):
-    """A suggestion: a whole text that continues the text before the cursor."""
+    """A suggestion: a whole text that continues the query."""
 
     text: str
     source: Annotated[str, Meta(description="model, popularity, history, or several joined by +")]
@@ -104,37 +101,8 @@ class AcceptResult(Message):
     truncated: bool = False
 
 
-class SavedText(Message):
-    """A saved text with its number, its time in Unix seconds, and its context."""
-
-    number: int
-    text: str
-    time: int
-    context: dict[str, ContextValue]
-
-
-class Profile(Message):
-    """The saved data of a user.
-
-    Attributes:
-        user: The id of the user.
-        version: The version of the record.
-        accepted: Number of texts saved since the record was created, including deleted ones.
-        paused: Whether learning is paused.
-        learned: Whether the model has learned all saved texts.
-        texts: The saved texts, oldest first.
-    """
-
-    user: str
-    version: int
-    accepted: int
-    paused: bool
-    learned: bool
-    texts: list[SavedText]
-
-
 class ExportedText(Struct, kw_only=True):
-    """A text of a user in an export."""
+    """A saved text of a user."""
 
     text: Annotated[str, Meta(max_length=MAX_BYTES)]
     time: Annotated[int | float | str, Meta(description="Unix seconds, or a time such as 2026-11-21T18:30")]
@@ -142,12 +110,29 @@ class ExportedText(Struct, kw_only=True):
 
 
 class Export(Struct, kw_only=True):
-    """The texts and settings of a user. A model can learn the texts again, so an export has no learned state."""
+    """The texts, oldest first, and settings of a user. A model can learn the texts again."""
 
     format: Literal[1]
     user: UserId
     paused: bool
     texts: list[ExportedText]
+
+
+class Profile(Export):
+    """The saved data of a user, which can be imported as an `Export`.
+
+    Attributes:
+        user: The id of the user.
+        paused: Whether learning is paused.
+        texts: The saved texts, oldest first.
+        version: The version of the record.
+        accepted: Number of texts saved since the record was created, including deleted ones.
+        learned: Whether the model has learned all saved texts.
+    """
+
+    version: int
+    accepted: int
+    learned: bool
 
 
 class ForgetRequest(RequestMessage):
@@ -172,12 +157,6 @@ class PausedAnswer(Message):
     """Whether learning is paused. During a pause, texts of the user are neither saved nor learned."""
 
     paused: bool
-
-
-class UserAnswer(Message):
-    """The id of a user."""
-
-    user: str
 
 
 class Health(Message):

@@ -172,13 +172,6 @@ def checked_id(user: str) -> str:
     return user
 
 
-def decoded_id(content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise DamagedRecordError("user id in the store: not UTF-8 text") from None
-
-
 def check_key(key: str | None) -> None:
     """Raise a `UserError` unless the idempotency key is None or has 1 to `MAX_KEY_LENGTH` characters."""
     if key is not None and (not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_LENGTH):

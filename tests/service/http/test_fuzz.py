@@ -114,8 +114,6 @@ def use_existing_users(case: Any, draw: Callable[[Any], Any]) -> None:
             fields["user"] = quote(user, safe="") if fields is case.path_parameters else user
         if draw(st.booleans()):
             use_existing_values(fields, draw)
-        if "cursor" in fields and draw(st.booleans()):
-            fields["cursor"] = len(fields["query"])
 
 
 def use_existing_values(fields: dict[str, Any], draw: Callable[[Any], Any]) -> None:

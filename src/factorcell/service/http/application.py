@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -42,6 +41,7 @@ COMPUTING_SHARE = 0.8
 MIN_SEARCH_SECONDS = 0.001  # minimum number of seconds that a search may use, even if many requests wait
 CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
 CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
+TIMEOUT = 10.0  # seconds for a request other than a completion
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 DEFAULT_HEADERS = {
     "cache-control": "no-store",
@@ -62,19 +62,15 @@ class Settings:
 
     Attributes:
         deadline: Seconds for a completion, unless the request sets its own deadline.
-        timeout: Seconds for every other request.
         host_names: Host names by which clients may address the server; if empty, any name.
         origins: Origins of other sites whose pages may send requests, such as https://shop.example.
         pad: Responses with completions are padded to a multiple of this number of bytes; 0 for no padding.
-        hint: Placeholder of the empty search box.
     """
 
     deadline: float = 0.1
-    timeout: float = 10.0
     host_names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     pad: int = 0
-    hint: str = ""
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -153,7 +149,7 @@ def application(site: Site, watcher: AbstractContextManager[object] | None = Non
         site.close()
 
     routes = [Route("/metrics", partial(_respond_with_metrics, site))]
-    routes += pages.routes(site.settings.hint, needs_keys=site.keys is not None)
+    routes += pages.routes(needs_keys=site.keys is not None)
     for path in dict.fromkeys(operation.path for operation in OPERATIONS):
         operations = {operation.method: operation for operation in OPERATIONS if operation.path == path}
         routes.append(Route(path, partial(_respond, site, operations), methods=list(operations)))
@@ -193,13 +189,9 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        # Servers may omit optional keys or set them to None.
-        scope = {name: value for name, value in scope.items() if value is not None}
-        scope |= {"app": self, ARRIVED: arrived, OPERATION: OTHER}
+        path = scope["raw_path"].decode("ascii", "replace")
+        scope = {**scope, "app": self, "path": path, ARRIVED: arrived, OPERATION: OTHER}
         try:
-            raw_path: bytes | None = scope.get("raw_path")  # without this optional key, a slash in a user id is lost
-            path = quote(scope["path"], errors="replace") if raw_path is None else raw_path.decode("ascii", "replace")
-            scope["path"] = path
             _check_headers(Headers(scope=scope), scope["method"], self.site.settings)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
@@ -271,7 +263,7 @@ async def _respond(site: Site, operations: dict[str, Operation], request: Reques
     if operation.request_type is not None:
         message = await problems.read_message(request, operation.request_type, operation.max_body_bytes)
     user = problems.path_parameter(request, "user") if "user" in request.path_params else ""
-    seconds = site.settings.timeout
+    seconds = TIMEOUT
     if isinstance(message, CompletionRequest):
         milliseconds = message.deadline_ms
         seconds = COMPUTING_SHARE * (site.settings.deadline if milliseconds is None else milliseconds / 1000)

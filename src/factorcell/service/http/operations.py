@@ -1,8 +1,8 @@
 """The operations of the API: their handlers, and the table that defines routes, scopes and the OpenAPI description."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -12,8 +12,6 @@ from factorcell.service.http.lanes import TimeLimit
 from factorcell.service.http.problems import ProblemError
 
 MAX_EXPORT_BYTES = 4 << 20  # maximum size of an imported export
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Operation:
 
 
 def complete(call: Call) -> messages.Completions:
-    """Suggest texts that continue the text before the cursor."""
+    """Suggest texts that continue the query."""
     return call.service.complete(call.message, call.time_limit.deadline, call.time_limit.stop)
 
 
@@ -61,18 +59,15 @@ def ready(call: Call) -> messages.Health:
 
 
 def show(call: Call) -> messages.Profile:
-    """Return all saved data of a user."""
-    return _require_record(call.service.show(call.user))
+    """Return all saved data of a user; `POST /v1/users` imports it."""
+    if (profile := call.service.show(call.user)) is None:
+        raise ProblemError("not-found", "no data is saved for this user")
+    return profile
 
 
-def export(call: Call) -> dict[str, Any]:
-    """Return the texts and settings of a user; `POST /v1/users` imports them."""
-    return _require_record(call.service.export(call.user))
-
-
-def restore(call: Call) -> messages.UserAnswer:
-    """Import an exported user. The model learns the texts in the background."""
-    return messages.UserAnswer(user=call.service.restore(call.message))
+def restore(call: Call) -> messages.Profile:
+    """Import a user and return the data that was saved. The model learns the texts in the background."""
+    return show(replace(call, user=call.service.restore(call.message)))
 
 
 def delete(call: Call) -> messages.DeletedAnswer:
@@ -102,13 +97,6 @@ def resume(call: Call) -> messages.PausedAnswer:
     return messages.PausedAnswer(paused=False)
 
 
-def _require_record(data: T | None) -> T:
-    """Return the data of a user; raise a `ProblemError` if the store has no record of the user."""
-    if data is None:
-        raise ProblemError("not-found", "no data is saved for this user")
-    return data
-
-
 # Routes, scopes, metrics and the OpenAPI description follow from this table.
 # fmt: off
 OPERATIONS = (
@@ -117,13 +105,12 @@ OPERATIONS = (
     Operation("accept", "POST", "/v1/accept", "learn", "change", messages.AcceptRequest, messages.AcceptResult, accept),
     Operation("show", "GET", "/v1/users/{user}", "users", "change", None, messages.Profile, show),
     Operation("delete", "DELETE", "/v1/users/{user}", "users", "change", None, messages.DeletedAnswer, delete),
-    Operation("export", "GET", "/v1/users/{user}/export", "users", "change", None, messages.Export, export),
     Operation("forget", "POST", "/v1/users/{user}/forget", "users", "change",
               messages.ForgetRequest, messages.RemovedAnswer, forget),
     Operation("undo", "POST", "/v1/users/{user}/undo", "users", "change", None, messages.RemovedAnswer, undo),
     Operation("pause", "POST", "/v1/users/{user}/pause", "users", "change", None, messages.PausedAnswer, pause),
     Operation("resume", "POST", "/v1/users/{user}/resume", "users", "change", None, messages.PausedAnswer, resume),
-    Operation("import", "POST", "/v1/users", "admin", "change", messages.Export, messages.UserAnswer, restore,
+    Operation("import", "POST", "/v1/users", "admin", "change", messages.Export, messages.Profile, restore,
               max_body_bytes=MAX_EXPORT_BYTES),
     Operation("ready", "GET", "/readyz", "", "change", None, messages.Health, ready),
 )

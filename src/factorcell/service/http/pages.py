@@ -5,7 +5,7 @@ file has changed.
 """
 
 import hashlib
-import html
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from factorcell.io.extras import __version__
 from factorcell.service.http import problems
 from factorcell.service.http.operations import OPERATIONS, Operation
-from factorcell.service.messages import Problem, UserId
+from factorcell.service.messages import Health, Problem, UserId
 
 SCOPE_DESCRIPTIONS = {
     "complete": "request completions",
@@ -27,7 +27,6 @@ SCOPE_DESCRIPTIONS = {
     "admin": "import users and read the metrics",
 }
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
-HINT = "Type something"  # default placeholder of the empty search box
 BOX = "factorcell.js"  # the script of the search box, which other sites may load
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # Pages load and request only files of this server, and no text can become code or markup.
@@ -104,32 +103,24 @@ def _describe_operation(operation: Operation, references_by_type: dict[Any, Json
     return description
 
 
-def routes(hint: str = "", needs_keys: bool = False) -> list[Route]:
-    """Return the routes of the OpenAPI description and of all files.
-
-    Args:
-        hint: The placeholder of the empty search box.
-        needs_keys: Whether the service requires keys.
-    """
+def routes(needs_keys: bool = False) -> list[Route]:
+    """Return the routes of the OpenAPI description and of all files; `needs_keys`: whether requests need keys."""
     description = openapi(needs_keys)
     folder = resources.files("factorcell") / "service" / "page"
     contents = {path: (folder / name).read_bytes() for path, name in FILES.items()}
-    contents["/"] = contents["/"].replace(HINT.encode(), html.escape(hint or HINT).encode(errors="replace"))
     template = jinja2.Template(contents["/docs"].decode(), autoescape=True, trim_blocks=True)
     operations = [(path, *item) for path, methods in description["paths"].items() for item in methods.items()]
     contents["/docs"] = template.render(description, operations=operations, problems=description["x-problems"]).encode()
-    constants = {"/healthz": b'{"status":"ok"}', "/openapi.json": msgspec.json.encode(description)}
+    constants = {"/healthz": msgspec.json.encode(Health()), "/openapi.json": msgspec.json.encode(description)}
+    endpoints = {path: partial(_respond_with_json, content) for path, content in constants.items()}
     return [
-        *(Route(path, _constant_endpoint(content)) for path, content in constants.items()),
+        *(Route(path, endpoint) for path, endpoint in endpoints.items()),
         *(_file_route(path, content) for path, content in contents.items()),
     ]
 
 
-def _constant_endpoint(content: bytes) -> Any:
-    async def respond(_: Request) -> Response:
-        return Response(content, media_type="application/json")
-
-    return respond
+async def _respond_with_json(content: bytes, _: Request) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def _file_route(path: str, content: bytes) -> Route:

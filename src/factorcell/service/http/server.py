@@ -271,8 +271,8 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
     """Run the workers until SIGINT or SIGTERM, and replace workers that die."""
     context = multiprocessing.get_context("spawn")
     is_stopping = threading.Event()
-    stop_signals = (signal.SIGINT, signal.SIGTERM)
-    previous_handlers = [signal.signal(number, lambda *_: is_stopping.set()) for number in stop_signals]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_stopping.set())
 
     def start_worker() -> SpawnProcess:
         worker = context.Process(target=run_worker, args=(options, listener))
@@ -292,8 +292,6 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
             worker.terminate()
         for worker in workers:
             worker.join()
-        for number, handler in zip(stop_signals, previous_handlers, strict=True):
-            signal.signal(number, handler)
 
 
 def run_worker(options: ServerOptions, listener: socket.socket) -> None:

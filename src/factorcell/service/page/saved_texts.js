@@ -128,7 +128,7 @@ const savedTexts = (() => {
     }
 
     async #export() {
-      const values = await this.#ask("GET", "/export");
+      const values = await this.#ask("GET", "");
       const content = new Blob([`${JSON.stringify(values)}\n`], { type: "application/json" });
       const url = URL.createObjectURL(content);
       const fileName = `${this.#user.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json`;

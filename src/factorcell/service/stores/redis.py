@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from factorcell.errors import UserError
-from factorcell.service.record import Record, StoreError, decoded_id
+from factorcell.service.record import Record, StoreError
 from factorcell.service.stores.store import PAGE_SIZE, check_schema, one_line
 
 TIMEOUT = 2.0  # maximum number of seconds to wait for an answer
@@ -97,12 +97,12 @@ class RedisStore:
     def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
         lower_bound = b"(" + after.encode() if after else b"-"
         ids = self._call(self._client.zrange, ALL_USERS, lower_bound, b"+", bylex=True, offset=0, num=limit)
-        return [decoded_id(user) for user in ids]
+        return [user.decode() for user in ids]
 
     def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
         upper_bound, options = b"(%d" % before, {"byscore": True, "offset": 0, "num": limit}
         ids = self._call(self._client.zrange, USERS_BY_OLDEST, b"-inf", upper_bound, **options)
-        return [decoded_id(user) for user in ids]
+        return [user.decode() for user in ids]
 
     def check(self) -> None:
         self._call(self._client.set, SCHEMA_KEY, SCHEMA_VERSION)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from factorcell.errors import UserError
 from factorcell.io.extras import missing_package_error
 from factorcell.options.limits import STORE_URLS
-from factorcell.service.record import DamagedRecordError, Record, StoreError, decoded_id, log_unexpected_error
+from factorcell.service.record import DamagedRecordError, Record, StoreError, log_unexpected_error
 
 PAGE_SIZE = 1000  # default of the maximum number of users in one listing
 PROBE_INTERVAL = 1.0  # seconds between two probes of a failed store
@@ -189,11 +189,11 @@ class SQLStore(ABC):
 
     def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
         query = "SELECT user_id FROM factorcell_users WHERE user_id > ? ORDER BY user_id LIMIT ?"
-        return [decoded_id(user) for (user,) in self._fetch_rows(query, after.encode(), limit)]
+        return [user.decode() for (user,) in self._fetch_rows(query, after.encode(), limit)]
 
     def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
         query = "SELECT user_id FROM factorcell_users WHERE oldest < ? ORDER BY oldest, user_id LIMIT ?"
-        return [decoded_id(user) for (user,) in self._fetch_rows(query, before, limit)]
+        return [user.decode() for (user,) in self._fetch_rows(query, before, limit)]
 
     @abstractmethod
     def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]: ...
