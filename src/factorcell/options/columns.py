@@ -12,11 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """Base class of the kinds of context columns.
-
-    Args:
-        name: The name of the column.
-    """
+    """Base class of the kinds of context columns, with the `name` of the column."""
 
     name: str
 
@@ -50,12 +46,7 @@ class Longitude(Column):
 
 @dataclass(frozen=True)
 class Cyclic(Column):
-    """A column of numbers with a period, which are points on a circle.
-
-    Args:
-        name: The name of the column.
-        period: The period, such as 24.
-    """
+    """A column of numbers with a `period`, such as 24, which are points on a circle."""
 
     period: float
 
