@@ -149,8 +149,7 @@ def test_evaluate_counts_empty_texts(folder: Path) -> None:
 def test_classify_reports_its_progress(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("FIRST_DELAY", "INTERVAL"):
-        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     monkeypatch.setattr("factorcell.evaluation.likelihoods.MAX_BATCH_TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")
     classify(Run.open(cell), table, "city")

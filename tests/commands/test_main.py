@@ -64,7 +64,7 @@ def test_train_reports_how_it_reads_the_columns(tables: Path, capsys: pytest.Cap
     assert "lat (number" in block["columns"]
     (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
-        texts.name, "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
+        texts.name, "README.md", "checkpoint.safetensors", "config.json", "log.jsonl", "schema.json",
         "linear.safetensors", "priors.safetensors", "results.jsonl", "text_hashes.safetensors", "training.json",
         "training.lock",
         "unigrams.safetensors", "vocabulary.txt", "weights.safetensors",

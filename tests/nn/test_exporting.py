@@ -19,7 +19,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.runs import lora_files
-from factorcell.runs.exporting import export
+from factorcell.runs.exporting import _begin_of_texts, export
 from factorcell.runs.fixed_context import FixedContext
 from factorcell.runs.run import Run
 from tests.findings import logged_progress
@@ -112,12 +112,8 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
     fixed = FixedContext.of(run, OSLO, "error")
     start, names = run.tokenizer.specials.start, run.tokenizer.encode(run.tokenizer.split("city: Oslo\n"))
     assert fixed.name_ids == tuple(names)
-    if to == "lora":
-        assert f"put the tokens {[start, *names, start]} before each text, as in training: <s>, " in notices[-1]
-    else:
-        assert 'call the tokenizer with two texts, "city: Oslo\\n" and the text; it puts the start token' in notices[-1]
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-        assert tokenizer("city: Oslo\n", "abcab")["input_ids"] == [start, *names, *tokens_of(run)[0].tolist()]
+    assert f"put the tokens {[start, *names, start]} before each text, as in training: <s>, " in notices[-1]
+    assert 'call the tokenizer with two texts, "city: Oslo\\n" and the text' in _begin_of_texts(fixed, True)
     exported = (
         load_lora(tmp_path / "llama", tmp_path / "exported")
         if to == "lora"
@@ -173,7 +169,7 @@ def test_merging_does_not_change_the_base(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tokenizer", "architecture"), [("char", "gpt2"), ("bpe", "gpt2"), ("word", "gpt2")])
-def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architecture: str, tmp_path: Path) -> None:
+def test_a_new_transformer_is_merged_with_pieces(tokenizer: str, architecture: str, tmp_path: Path) -> None:
     sizes = {"layers": 1, "hidden_size": 16, "context_size": 3, "variable_size": 3, "rank": 2}
     config = Config.of(architecture=architecture, context=("city",), min_count=1, min_context_count=1, **sizes)
     config = config.with_options(tokenizer=tokenizer, max_vocabulary=280)
@@ -184,6 +180,9 @@ def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architec
     run.model.requires_grad_(False)
     export(run, tmp_path / "merged", to="merged", context=OSLO)
     assert_same(run, OSLO, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert (tmp_path / "merged" / "tokenizer.json").exists() == (tokenizer == "bpe")
+    if tokenizer != "bpe":
+        return
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     for text in ("the sea, is cold", "sun sun 😀", "", "<s> the"):
         assert loaded(text)["input_ids"] == tokens_of(run, text)[0].tolist()

@@ -53,14 +53,6 @@ def test_a_run_without_weights_says_whether_its_training_is_running(tmp_path: Pa
         Run.open(folder)
 
 
-def test_without_locks_a_training_is_not_said_to_be_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lock.training_lock(run.folder):
-        pass
-    monkeypatch.setattr(lock, "fcntl", None)
-    (finding,) = run_findings(run)
-    assert "its training has not ended (step 40 of 100)" in finding.text
-
-
 def test_results_of_weights_that_will_change_are_not_saved(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

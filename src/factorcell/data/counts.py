@@ -6,7 +6,7 @@ content (`find_private_content`). The names of users are not stored. Texts are c
 """
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +55,12 @@ class TextCounts:
             if not isinstance(text, str):
                 raise UserError(f"text {number}: expected a string, got {short_repr(text)}")
             canonical_texts.append(same_text(text))
-        text_count, user_counts = len(canonical_texts), Counter[str]()
         if users is None:
-            min_users = 0
-        else:
-            pairs = set(zip(canonical_texts, category_names(users, "users", text_count), strict=True))
-            user_counts.update(text for text, user in pairs if user is not None)
-        popular_counts = {
-            text: count
-            for text, count in Counter(canonical_texts).items()
-            if text and count >= min_count and user_counts[text] >= min_users and is_public(text)
-        }
-        return cls(popular_counts, text_count, min_users)
+            return cls._count(canonical_texts, None, min_count, 0)
+        id_by_name: defaultdict[str, int] = defaultdict(lambda: len(id_by_name) + 1)
+        names = category_names(users, "users", len(canonical_texts))
+        user_ids = np.array([0 if name is None else id_by_name[name] for name in names], np.int32)
+        return cls._count(canonical_texts, user_ids, min_count, min_users)
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_users: int) -> "TextCounts":
@@ -85,17 +79,22 @@ class TextCounts:
             text = same_text(corpus.tokenizer.join(corpus.tokenizer.decode(ids[:-1])))
             return "" if LONE_SURROGATE.search(text) else text
 
-        # Hashes need less memory than texts, so only the popular texts are restored again below.
-        hashes = np.fromiter(map(hash, map(restore_text, range(len(corpus)))), np.int64, len(corpus))
-        _, first_rows, text_indices, counts = np.unique(
-            hashes, return_index=True, return_inverse=True, return_counts=True
-        )
-        user_counts = count_users(text_indices, corpus.users, len(first_rows))
-        is_popular = user_counts >= min_users
-        rows_and_counts = zip(first_rows[is_popular].tolist(), counts[is_popular].tolist(), strict=True)
-        texts_and_counts = ((restore_text(row), count) for row, count in rows_and_counts)
-        popular_counts = {text: count for text, count in texts_and_counts if text and is_public(text)}
-        return cls(popular_counts, len(corpus), min_users)
+        return cls._count(map(restore_text, range(len(corpus))), corpus.users, 1, min_users)
+
+    @classmethod
+    def _count(
+        cls, texts: Iterable[str], users: NDArray[np.int32] | None, min_count: int, min_users: int
+    ) -> "TextCounts":
+        """Count texts in canonical form; `users` are the ids of their users, 0 for a missing user."""
+        index_by_text: defaultdict[str, int] = defaultdict(lambda: len(index_by_text))
+        indices = np.fromiter(map(index_by_text.__getitem__, texts), np.int64)
+        counts = np.bincount(indices)
+        is_popular = counts >= min_count
+        if users is not None:
+            is_popular &= count_users(indices, users, len(counts)) >= min_users
+        popular_texts = (text for text, index in index_by_text.items() if is_popular[index] and text)
+        popular_counts = {text: int(counts[index_by_text[text]]) for text in popular_texts if is_public(text)}
+        return cls(popular_counts, len(indices), min_users)
 
     def save(self, path: Path) -> None:
         """Write a JSON line with `total` and `min_users`, then one for each text in alphabetical order."""

@@ -3,7 +3,7 @@
 | format | files | readers |
 |---|---|---|
 | lora | adapter_config.json, adapter_model.safetensors | PEFT; without biases also vLLM |
-| merged | config.json, model.safetensors, and the tokenizer if possible | transformers, vLLM, and converters to GGUF |
+| merged | config.json, model.safetensors, and a tokenizer of pieces | transformers, vLLM, and converters to GGUF |
 | gguf-lora | adapter.gguf | llama.cpp |
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.data.columns.values import category_name_or_none, is_missing
-from factorcell.data.tokenizers.kinds import to_transformers
+from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 from factorcell.io.findings import LOG
@@ -64,8 +64,7 @@ def export(
         UserError: The folder is not empty, the context is not valid, or the format cannot store a part of the run.
     """
     check_choice("format", to, EXPORT_FORMATS)
-    if not files.is_new(folder):
-        raise files.folder_exists_error(folder)
+    files.check_new(folder)
     fixed = FixedContext.of(run, context or {}, unknown)
     fixed, remarks = _with_storable_biases(fixed, to, approximate)
     with _complete_folder(Path(folder)) as partial:
@@ -75,14 +74,12 @@ def export(
             lora_files.write_gguf(fixed, partial)
         else:
             merged_model.write_merged_model(fixed, partial)
-        tokenizer = None
-        if to == "merged":
-            tokenizer = to_transformers(run.tokenizer, fixed.vocabulary_size, fixed.start_id)
-            if tokenizer is None:
-                remarks.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
-            else:
-                tokenizer.save_pretrained(partial)
-        remarks.append(_begin_of_texts(fixed, tokenizer is not None))
+        pieces = run.tokenizer if to == "merged" and isinstance(run.tokenizer, BpeTokenizer) else None
+        if pieces is not None:
+            pieces.to_transformers(fixed.vocabulary_size, fixed.start_id).save_pretrained(partial)
+        elif to == "merged":
+            remarks.append("only a tokenizer of pieces of words is exported; send the ids of the tokens")
+        remarks.append(_begin_of_texts(fixed, pieces is not None))
         if fixed.backbone.options.is_frozen_in_bfloat16:
             remarks.append(ROUNDED if to == "merged" else OTHER_BASES)
         if has_mixture(run):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from factorcell.errors import UserError
@@ -98,7 +99,7 @@ def write_peft(fixed: FixedContext, folder: Path) -> None:
         "inference_mode": True,
     }
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    files.write(folder / "adapter_model.safetensors", files.to_safetensors(cpu_tensors, {"format": "pt"}))
+    files.write(folder / "adapter_model.safetensors", save(cpu_tensors, {"format": "pt"}))
     files.write_json(folder / "adapter_config.json", config)
 
 

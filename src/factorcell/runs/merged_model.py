@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from factorcell.errors import UserError
@@ -54,7 +55,7 @@ class Architecture:
             setattr(config, name, value)
         if hasattr(config, "quantization_config"):  # of a base in GGUF, whose weights have become floats
             del config.quantization_config
-        with quiet(library), torch.device("meta"):
+        with quiet(), torch.device("meta"):
             model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
         config.architectures = [type(model).__name__]
         return cls(config, model)
@@ -96,7 +97,7 @@ def write_merged_model(fixed: FixedContext, folder: Path) -> None:
     """
     architecture = _with_biases(fixed)
     architecture.config.save_pretrained(folder)
-    tensors = files.to_safetensors(_tensors(fixed, architecture), {"format": "pt"})
+    tensors = save(_tensors(fixed, architecture), {"format": "pt"})
     files.write(folder / "model.safetensors", tensors)
     _compare_with_run(fixed, folder)
 
@@ -167,7 +168,7 @@ def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
     names = tokens.new_tensor([[start, *fixed.name_ids] if fixed.name_ids else []])
     where = f"{run.folder}: the architecture {fixed.backbone.base.config.model_type} cannot be merged"
     try:
-        with quiet(library):
+        with quiet():
             model = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # architectures refuse weights with errors of many kinds
         raise UserError(f"{where} ({first_line(error)})") from None

@@ -1,9 +1,6 @@
-"""The run folder: one trained model with everything that it needs to read new texts (docs/formats.md).
+"""The run folder: one trained model with everything that it needs to read new texts (docs/formats.md)."""
 
-digests.json lists the SHA-256 digests of the files that determine results: opening a run with an altered file raises an
-error.
-"""
-
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,14 +34,7 @@ from factorcell.nn.scoring import TextModel, check_lengths, put_batch, score_row
 from factorcell.runs import training_state
 
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
-FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
-
-# Files with digests in digests.json, in addition to those of the tokenizer: they determine results and, unlike files of
-# tensors, do not contain a checksum.
-MANIFEST_FILES = (
-    *("config.json", "schema.json", "training.json"),
-    *("popularity.jsonl", "completion.json", "mixture.json"),
-)
+FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the SHA-256 of its weights
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 TEXT_HASHES = "text_hashes.safetensors"  # of training texts, to find them in tables that are evaluated
@@ -124,7 +114,6 @@ class Run(TextModel):
             raise UserError(f"model: {problem}; set --shared-rank, --adapt or --train-base")
         files.create_new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
-        files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
         tokenizer.save(folder)
@@ -153,7 +142,7 @@ class Run(TextModel):
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
         folder = Path(folder)
-        was_training = trained and bool(lock.is_locked(folder))
+        was_training = trained and lock.is_locked(folder)
         if trained:
             training_state.check_weights(folder)
         config = read_config(folder)
@@ -189,10 +178,11 @@ class Run(TextModel):
         """Load the best weights from the folder and disable gradients of the model.
 
         Raises:
-            UserError: The weights are missing or damaged.
+            UserError: The weights are missing or damaged, or the schema or the vocabulary was altered.
         """
         path = self.folder / training_state.WEIGHTS
-        tensors, _, checksum = files.load_with_checksum(path)
+        tensors, facts = files.load_tensors(path)
+        files.check_digests(self.folder, facts.get("digests", {}))
         for name, tensor in tensors.items():
             if not tensor.sum().isfinite():
                 raise UserError(f"{path}: {name} contains NaN or infinity; train the run again")
@@ -200,10 +190,12 @@ class Run(TextModel):
             for name, tensor in self.model.saved_tensors().items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
-        self.fingerprint = checksum[:FINGERPRINT_BYTES]
+        with path.open("rb") as file:
+            self.fingerprint = hashlib.file_digest(file, "sha256").digest()[:FINGERPRINT_BYTES]
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Write the weights of the model and `facts` about them to the folder."""
+        facts = {**facts, "digests": files.digests(self.folder, ("schema.json", *self.tokenizer.FILES))}
         files.save_tensors(self.folder / training_state.WEIGHTS, self.model.saved_tensors(), facts)
 
     def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:

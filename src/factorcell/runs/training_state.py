@@ -28,13 +28,11 @@ def check_weights(folder: Path) -> None:
     """Raise a `UserError` if a training has begun in `folder` but has not saved weights."""
     if (folder / WEIGHTS).exists() or (folder / FACTS).exists():
         return
-    is_running = lock.is_locked(folder)
-    if is_running:
+    if lock.is_locked(folder):
         raise NoWeightsYetError(folder)
     if (folder / LOG).exists() or (folder / CHECKPOINT).exists():
         problem = "training stopped before its first evaluation"
-        condition = "" if is_running is False else "if it is not running, "
-        raise UserError(f"{folder}: {problem}; {condition}run the training command again with --resume")
+        raise UserError(f"{folder}: {problem}; run the training command again with --resume")
 
 
 def describe_running(folder: Path) -> str:
@@ -48,16 +46,13 @@ def describe_unfinished(folder: Path, was_running: bool = False) -> str | None:
 
     `was_running` is whether the training was running when the files of the run were read.
     """
-    is_running = lock.is_locked(folder)
-    if is_running:
+    if lock.is_locked(folder):
         return describe_running(folder)
     if was_running:
         return ENDED_SINCE
     step, steps = _progress(files.read_rows(folder / LOG))
     if not steps or (folder / FACTS).exists():
         return None
-    if is_running is None:
-        return f"its training has not ended (step {step:,} of {steps:,})"
     return f"its training stopped after {step:,} of {steps:,} steps"
 
 

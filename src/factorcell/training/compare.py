@@ -73,8 +73,8 @@ def compare(
     table = dev if test is None else test
     if table is None:
         raise UserError("compare: expected a development or a test table, got neither (--dev, --test)")
-    if not resume and not files.is_new(folder, initial_files()):
-        raise files.folder_exists_error(folder, resumable=True)
+    if not resume:
+        files.check_new(folder, initial_files(), resumable=True)
     config = Config.from_dict(specified)
     check_columns(table, config.data)
     corpora = read_corpora(source, dev, config)

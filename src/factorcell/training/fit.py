@@ -151,11 +151,10 @@ def locked_run_folder(folder: Path, resume: bool) -> Iterator[bool]:
     """
 
     def can_resume() -> bool:
-        if files.is_new(folder, initial_files()):
-            return False
-        if resume and (folder / "config.json").exists():
+        if resume and (folder / "config.json").exists() and not files.is_new(folder, initial_files()):
             return True
-        raise files.folder_exists_error(folder, resumable=True)
+        files.check_new(folder, initial_files(), resumable=True)
+        return False
 
     can_resume()  # an unusable folder is not locked
     with lock.training_lock(folder):

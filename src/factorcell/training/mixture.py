@@ -263,7 +263,6 @@ class MixedModels:
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
-        files.create_manifest(self.folder, (FILE,))
         variable = self.variable
         content = {
             "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
@@ -398,8 +397,7 @@ def mix(
         UserError: If the folder exists, a table is not valid, or the models have different vocabularies.
     """
     folder = Path(folder)
-    if not files.is_new(folder):
-        raise files.folder_exists_error(folder)
+    files.check_new(folder)
     if not folders:
         raise UserError("models: a mixture needs at least one model")
     check_unknown(unknown)
