@@ -25,9 +25,8 @@ from factorcell.io import files, lock
 from factorcell.ngram.spelling import spelling_nats
 from factorcell.nn.scoring import Scorer
 from factorcell.runs import saved_results
-from factorcell.runs.run import Run
+from factorcell.runs.run import Run, describe_running
 from factorcell.runs.saved_results import DEVELOPMENT, IDENTITY
-from factorcell.runs.training_state import describe_unfinished
 
 LEVEL = 0.95  # confidence level of all intervals
 
@@ -141,12 +140,11 @@ def save_result(run: Scorer, row: Row, texts: Figures) -> str | None:
     """Save a result in the folder of a model, for reports; return a notice if saving fails.
 
     `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
-    groups of `row` by user are not saved. Nothing is saved if the training of the run is running, or was running when
-    its files were read, because they change.
+    groups of `row` by user are not saved. Nothing is saved while the training of the run is running, because its files
+    change.
     """
-    if lock.is_locked(run.folder) or (isinstance(run, Run) and run.was_training):
-        reason = describe_unfinished(run.folder, was_running=True)
-        return f"{run.folder}: the result was not saved in the run folder, because {reason}"
+    if lock.is_locked(run.folder):
+        return f"{run.folder}: the result was not saved in the run folder, because {describe_running(run.folder)}"
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:
