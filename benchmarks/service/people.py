@@ -71,7 +71,8 @@ class Book:
         for user, texts in acknowledged.items():
             answer = until_answered(connection, "GET", f"/v1/users/{user}")
             shown: Any = answer.json if answer.status == 200 else {"accepted": 0, "texts": []}
-            stored = {row["number"]: row["text"] for row in shown["texts"]}
+            first_number = shown["accepted"] - len(shown["texts"]) + 1  # the service stores the newest texts
+            stored = {number: row["text"] for number, row in enumerate(shown["texts"], first_number)}
             if shown["accepted"] < max(texts):
                 self.faults.append(f"{user}: {max(texts) - shown['accepted']} acknowledged texts are lost")
             if whole and shown["accepted"] != len(texts):
