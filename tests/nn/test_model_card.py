@@ -31,7 +31,6 @@ def test_card_shows_the_results_of_training(run: Run) -> None:
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
     assert "10 texts" in text
-    assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
     assert "city (2 values)" in text
     assert f"| development texts | perplexity per word | {best:.2f} |" in text
     assert "bits per byte" not in text  # words do not determine texts

@@ -77,10 +77,6 @@ class NumberInputs(nn.Module):
         standardized: Tensor = (values - mean) / deviation
         return standardized.nan_to_num(0.0)
 
-    def weight_factors(self) -> Tensor:
-        """Return factors (I,) on initial weights, so that all waves of a number together count as much as one input."""
-        return torch.tensor(self.inputs_of_number) ** -0.5
-
 
 class WordBag(nn.Module):
     """The embedding of a text: the sum of the embeddings of its words, divided by the square root of their number.
@@ -246,7 +242,8 @@ class ContextEncoder(VariableEmbeddings):
             nn.init.normal_(first_layer.weight, std=2.0)
             nn.init.normal_(first_layer.bias, std=1.0)
             with torch.no_grad():
-                first_layer.weight.mul_(self.inputs.weight_factors())
+                # All waves of a number together count as much as one input.
+                first_layer.weight.mul_(torch.tensor(self.inputs.inputs_of_number) ** -0.5)
         self.add_texts_and_vectors(config.variable_size, initial_std)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -109,12 +109,9 @@ class PackedModel(PackedArrays):
         if shift.left is not None and shift.right is not None:
             inputs, left = shift.left[0].split_with_sizes([layout.embedding_size, layout.hidden_size])
             right = _reorder_gates(shift.right[0], lanes)
-            expected, got = (
-                (layout.rank, layout.rank, GATES * layout.hidden_size),
-                (left.shape[1], *shift.right.shape[1:]),
-            )
-            if got != expected:  # of an adapter of another package; compiled code would read other memory
-                raise ValueError(f"shift: expected factors of the sizes {expected}, got {got}")
+            sizes = (left.shape[1], *shift.right.shape[1:])
+            if sizes != (layout.rank, layout.rank, GATES * layout.hidden_size):  # of an adapter of another package
+                raise ValueError(f"shift: expected the sizes of {layout}, got {sizes}")
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _pack(factor, lanes) for name, factor in factors.items()}
             if layout.is_bfloat16:

@@ -97,11 +97,10 @@ def _format_option(value: Any) -> str:
 
 def describe_adaptation(run: Run) -> str:
     """Return a clause that says which adapters and adapted biases an adapted run has."""
-    options, adapted_share = run.config.model, run.model.backbone.adapted_share()
+    options = run.config.model
     weight_adapter_names = weight_adapters(options)
     adapters = [name for name in options.adapt if name in (*INPUT_ADAPTERS, *weight_adapter_names)]
     details = [f"{name} {options.rank}" for name in used_options(["rank"], run.config, run.schema)]
-    details += [f"{adapted_share:.2%} of its parameters"] if adapted_share else []
     backbone = run.config.backbone
     if isinstance(backbone, HuggingFaceOptions) and used_options(["shared_rank"], run.config, run.schema):
         details += [f"besides a LoRA of rank {backbone.shared_rank}"] if backbone.shared_rank else []

@@ -158,8 +158,6 @@ class Run(TextModel):
             training_state.check_weights(folder)
         config = read_config(folder)
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
-        if trained:
-            sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
         check_choice("precision", precision, PRECISIONS)
         run = cls(folder, config, tokenizer, schema)
         run.model.to(find_device(device, config.backbone))
@@ -189,15 +187,21 @@ class Run(TextModel):
         """Load the best weights from the folder and disable gradients of the model.
 
         Raises:
-            UserError: The weights are missing or damaged.
+            UserError: The weights are missing, damaged, or those of another model.
         """
         path = self.folder / training_state.WEIGHTS
         tensors, _, checksum = files.load_with_checksum(path)
+        saved = self.model.saved_tensors()
+        for name in {**saved, **tensors}:
+            expected, shape = (tuple(part[name].shape) if name in part else None for part in (saved, tensors))
+            if shape != expected:
+                mismatch = f"{name}: expected {expected or 'nothing'}, got {shape or 'nothing'}"
+                raise UserError(f"{path}: does not belong to this config, schema and vocabulary ({mismatch})")
         for name, tensor in tensors.items():
             if not tensor.sum().isfinite():
                 raise UserError(f"{path}: {name} contains NaN or infinity; train the run again")
         with torch.no_grad():
-            for name, tensor in self.model.saved_tensors().items():
+            for name, tensor in saved.items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
         self.fingerprint = checksum[:FINGERPRINT_BYTES]

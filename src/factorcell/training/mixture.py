@@ -34,16 +34,19 @@ from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.results import open_model
 from factorcell.io import files
 from factorcell.io.input_files import CONFIG
-from factorcell.ngram.count_models import (
+from factorcell.ngram.mixture import (
     CACHE,
+    FILE,
+    FORMAT,
     NGRAM,
     VALUE,
     CountModels,
+    Mixture,
     ValueOrder,
     count_by_value,
+    read_weights,
     values_of_texts,
 )
-from factorcell.ngram.mixture import FILE, FORMAT, Mixture, read_weights
 from factorcell.ngram.ngram import NGram, count_ngrams, default_order
 from factorcell.nn.devices import AUTO, FLOAT32
 from factorcell.nn.scoring import mixed_nats

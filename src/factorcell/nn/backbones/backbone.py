@@ -173,13 +173,6 @@ class Backbone(nn.Module):
         """Return weights in a form with which reading few texts is faster; by default None: there is no such form."""
         return None
 
-    def adapted_share(self) -> float | None:
-        """Return the number of values that a context changes, divided by the number of parameters.
-
-        By default return None: the share is unknown.
-        """
-        return None
-
 
 def register_backbone(name: str, backbone: type[Backbone]) -> None:
     """Make a kind of backbone available to the option `backbone` in this process.

@@ -200,7 +200,7 @@ def update_state_in_one_kernel(
     step: RecurrentStep, gates: Tensor, product: Tensor, state: CellState, /, *others: Tensor | None
 ) -> CellState:
     """Compute `update_state` for the coupled cell in one Triton kernel."""
-    return CellState(*gpu_step.run(gates, product, state.hidden, state.memory, *others))
+    return CellState(*gpu_step.run(gates, product, *state, *others))
 
 
 def multiply_hidden(inputs: RecurrenceInputs, hidden: Tensor, reduced: Tensor | None) -> Tensor:

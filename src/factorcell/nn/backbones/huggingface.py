@@ -1,8 +1,6 @@
-"""The backbone that is a causal language model of the Hugging Face library `transformers`.
+"""The backbone that is a causal language model of `transformers`, whose linear maps the context changes.
 
-A base is pretrained (`factorcell.io.pretrained`), or a new model of a named architecture with random weights. The
-linear maps of its attention and feed-forward networks become adapted maps (`adapted_modules`), whose weights the
-context changes.
+A base is pretrained (`factorcell.io.pretrained`), or a new model of a named architecture with random weights.
 
 Shapes: B contexts, N texts, T steps, E token embedding (also the size of the vectors), K context, P prefix vectors.
 """
@@ -236,9 +234,6 @@ class HuggingFaceBackbone(Backbone):
             state=2 * config.num_hidden_layers * heads * head_size,
             conditions=conditions,
         )
-
-    def adapted_share(self) -> float:
-        return self._values_per_context / sum(projection.weight.numel() for projection in self.maps.projections)
 
     @cached_property
     def _values_per_context(self) -> int:

@@ -112,9 +112,9 @@ class Signature:
             half = "bfloat16" if sizes.get("half") else "float"
             dtype = DTYPES[half if field.element == "half" else field.element]
             expected = (dtype, tuple(shape), CPU, True)
-            got = (array.dtype, tuple(array.shape), array.device, array.is_contiguous())
-            if got != expected:
-                problem = "is {} {} on {}, contiguous: {}".format(*got)
+            actual = (array.dtype, tuple(array.shape), array.device, array.is_contiguous())
+            if actual != expected:
+                problem = "is {} {} on {}, contiguous: {}".format(*actual)
                 raise ValueError(f"{self.name}: {name} {problem}; expected {dtype} {tuple(shape)}, {field.shape}")
             if (largest := field.upto or field.below) and array.numel():
                 high = sizes[largest] - bool(field.below)
