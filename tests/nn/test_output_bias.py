@@ -16,6 +16,7 @@ from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS
 from factorcell.errors import UserError
+from factorcell.nn import hash_bias
 from factorcell.nn.hash_bias import HashBias, _next_prime
 from factorcell.nn.output import HeadSizes, OneHotBias
 from factorcell.runs.run import Run

@@ -7,7 +7,7 @@ x (E) of a token and the hidden state h (H) before it. In the second equation, h
 U (V, E) the embedding table and P (E, H) the projection. The matrices W, U and P belong to the model. The bias b (3H),
 the low-rank change L R and the softmax bias a (V) belong to the context.
 
-Threads can share a `PackedModel` and a packed context, because each call has its own working memory. `PlainEngine`
+Threads can share a `PackedModel` and a `PackedContext`, because each call has its own working memory. `PlainEngine`
 serves the models that cannot be packed.
 
 Shapes: V vocabulary, E embedding, H hidden state, R rank.
@@ -41,7 +41,7 @@ from factorcell.nn.devices import FLOAT32
 from factorcell.nn.kernels import library
 from factorcell.nn.kernels.signatures import REQUEST, SEARCH
 from factorcell.nn.language_model import LanguageModel
-from factorcell.nn.packing import PRODUCT_TYPES, PackedArrays, PackedModel
+from factorcell.nn.packing import PRODUCT_TYPES, PackedContext, PackedModel
 
 INITIAL_BATCH_SIZE = 16  # initial number of hypotheses that are expanded at once
 # Type of products -> nats. In 99 of 100 searches, the rounding errors of any two texts differ by at most this much.
@@ -61,7 +61,7 @@ class PackedPrefix:
             memory of the cell (H) after the token, and the log probabilities of the next token (V), all in float32.
     """
 
-    context: PackedArrays
+    context: PackedContext
     ids: Ids
     states: tuple[Tensor, ...]
 
@@ -143,7 +143,7 @@ class CompiledEngine:
                 return SearchResult(above, expanded_count, is_cut)
             k, seconds = 2 * k, structure.seconds
 
-    def _read(self, context: PackedArrays, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
+    def _read(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
         """Read `tokens` from the state `start` (2H + V); return the state after each token."""
         if not tokens:
             return ()
@@ -154,7 +154,7 @@ class CompiledEngine:
 
     def _call(
         self,
-        context: PackedArrays,
+        context: PackedContext,
         arrays: Mapping[str, Tensor],
         *,
         is_reading: bool = False,

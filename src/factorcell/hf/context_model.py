@@ -33,7 +33,6 @@ from factorcell.hf.context_base import (
     check_options,
     check_tensors,
     declare_biases,
-    first_values,
     refused,
     register_state_hooks,
     report_other_base,
@@ -52,7 +51,6 @@ from factorcell.nn.backbones.adapted_modules import (
 from factorcell.nn.backbones.backbone import BackboneSizes
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
-FIRST_VALUES = "first_values"  # in the tensor file, the first numbers of the tensors of the base
 FILE_FORMAT = 1
 NO_CONTEXT = (
     "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
@@ -123,12 +121,10 @@ class ContextModel(nn.Module):
         adapters = {f"base.{name}": values for name, values in self.maps.adapter_tensors().items()}
         adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
         self.trained_names = set(adapters)
-        self._first_values = first_values(model)
         tensors: dict[str, Tensor] = {}
         if folder is not None:
-            tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
+            tensors, _ = files.load_tensors(Path(folder) / WEIGHTS_FILE)
             check_tensors(tensors, adapters, model, Path(folder))
-            report_other_base(self._first_values, (facts or {}).get(FIRST_VALUES, {}), tensors, Path(folder))
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
@@ -305,7 +301,7 @@ class ContextModel(nn.Module):
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
         tensors = tensors_to_save(self, state)
-        files.save_tensors(path / WEIGHTS_FILE, tensors, {FIRST_VALUES: self._first_values})
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {})
         options = {name: value for name, value in vars(self.context_config).items() if name != "schema"}
         files.write_versioned(path / CONFIG_FILE, {**base, **options}, FILE_FORMAT)
 
@@ -317,7 +313,7 @@ class ContextModel(nn.Module):
             model: The base: the same model of `transformers`, without adapters.
             folder: The folder.
 
-        A finding says if the base seems to have other weights than in training.
+        A finding says if the base has another name than in training.
 
         Raises:
             UserError: A file is missing or damaged, or the base does not have the same maps.
@@ -330,6 +326,7 @@ class ContextModel(nn.Module):
                 f"{path}: expected a base of type {content.get('model_type')}, as in training, got "
                 f"{model.config.model_type}"
             )
+        report_other_base(str(content.get("base_model", "")), model, path)
         names = {field.name for field in fields(ContextConfig)}
         options = {name: value for name, value in content.items() if name in names}
         options["schema"] = ContextSchema.load(path / SCHEMA_FILE)

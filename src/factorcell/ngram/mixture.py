@@ -243,20 +243,16 @@ class MixtureState:
     counts: Tensor
 
     def select(self, rows: Tensor) -> "MixtureState":
-        """Return the state of the texts `rows` (N',), which may repeat."""
         return MixtureState(self.neural.select(rows), self.counts[rows])
 
     def cat(self, others: Sequence["MixtureState"]) -> "MixtureState":
-        """Return the state of the texts of this state, followed by the texts of `others`."""
         neural = self.neural.cat([state.neural for state in others])
         return MixtureState(neural, torch.cat([state.counts for state in (self, *others)]))
 
     def reserve(self, rows: int) -> "MixtureState":
-        """Return empty space for the states of `rows` texts."""
         return MixtureState(self.neural.reserve(rows), self.counts.new_empty(rows, self.counts.shape[1]))
 
     def put(self, first: int, state: "MixtureState") -> None:
-        """Store the `state` of some texts in reserved space, from the row `first` on."""
         self.neural.put(first, state.neural)
         self.counts[first : first + len(state.counts)] = state.counts
 
@@ -269,7 +265,6 @@ class MixtureConditioning:
     values: Tensor
 
     def select(self, rows: Tensor) -> "MixtureConditioning":
-        """Return the conditioning of the contexts `rows` (B',), which may repeat."""
         return MixtureConditioning(self.neural.select(rows), self.values[rows])
 
 

@@ -47,7 +47,6 @@ class Conditioning:
     head: Conditions  # of the head
 
     def select(self, rows: Tensor) -> "Conditioning":
-        """Return the conditioning of the contexts `rows` (B',), which may repeat."""
         return Conditioning(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
 
 

@@ -245,7 +245,6 @@ class ContextBias:
     bias: Tensor | None = None  # the whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it
 
     def select(self, rows: Tensor) -> "ContextBias":
-        """Return the inputs of the contexts `rows` (B',), which may repeat."""
         return ContextBias(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
 
 
@@ -305,7 +304,6 @@ class SoftmaxHead(Head):
         return hidden if self.projection is None else hidden @ self.projection
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
-        """Compute the inputs of the adapted biases of B contexts."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
@@ -315,7 +313,6 @@ class SoftmaxHead(Head):
         return replace(context_bias, bias=bias.expand(len(context_bias.features), -1))
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
-        """Add the pairs of targets (N,) and values (N, C) of their texts to the Bloom filter of the hashed bias."""
         if self.hashed is not None:
             self.hashed.observe(tokens, categories)
 
@@ -334,16 +331,13 @@ class SoftmaxHead(Head):
         return SampledRows(read_tokens, None if self.hashed is None else self.hashed.pairs(categories, read_tokens))
 
     def pack(self) -> PackedTable | None:
-        """Pack the token embeddings for `drawing.next_tokens`; return None if the compiled code cannot read them."""
         return PackedTable.of(self.embedding.detach()) if library.supports(self.embedding) else None
 
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
-        """Return log probabilities (B, V) of the next token after `hidden` (B, H) in B contexts."""
         bias = self.fold(context_bias).bias if context_bias.bias is None else context_bias.bias
         return F.log_softmax(torch.addmm(cast(Tensor, bias), self.project(hidden), self.embedding.T), dim=-1)
 
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
-        """Return exact nats (B, T) of `targets` (B, T) after `hidden` (B, T, H) in B contexts."""
         tables, shared_bias = self.tables(), self.bias + self.start_mask
         arrays = torch.arange(len(hidden), device=hidden.device), self.project(hidden), targets
         parts = (torch.split(array, max(1, MAX_BIASES // len(self.embedding))) for array in arrays)

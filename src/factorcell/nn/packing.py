@@ -54,6 +54,10 @@ class PackedArrays:
         self.addresses = {name: array.data_ptr() for name, array in self.arrays.items()}
 
 
+class PackedContext(PackedArrays):
+    """The packed weights that one context determines."""
+
+
 class PackedModel(PackedArrays):
     """The packed weights of a model.
 
@@ -95,7 +99,7 @@ class PackedModel(PackedArrays):
             Layout(vocabulary_size, embedding_size, cell.hidden_size, rank, variant, products), arrays, model.specials
         )
 
-    def pack_context(self, model: LanguageModel, conditioning: Conditioning) -> PackedArrays:
+    def pack_context(self, model: LanguageModel, conditioning: Conditioning) -> PackedContext:
         """Pack the weights of `model` that one context determines, from the `conditioning` of this context."""
         layout, (shift,) = self.layout, cast(RecurrentConditions, conditioning.conditions).shifts
         linear = cast(RecurrentBackbone, model.backbone).layers[0].linear
@@ -116,7 +120,7 @@ class PackedModel(PackedArrays):
             arrays |= {name: _pack(factor, lanes) for name, factor in factors.items()}
             if layout.is_bfloat16:
                 arrays |= {"short_left": _pack_bfloat16(left, lanes), "short_right": _pack_bfloat16(right, lanes)}
-        return PackedArrays(layout, arrays)
+        return PackedContext(layout, arrays)
 
     def pack_start(self, conditioning: Conditioning) -> Tensor:
         """Return the state (2H + V) before the start token in one context: h, m, and V unused values."""

@@ -58,7 +58,9 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
     backbone = model.backbone.footprint()
     token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)
     parameter_values = _stored_values(model, for_training=True)
-    return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + 6 * training.samples)
+    return FLOAT_BYTES * (
+        parameter_values + token_values + batch_texts * 2 * backbone.conditions + 6 * training.samples
+    )
 
 
 def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:

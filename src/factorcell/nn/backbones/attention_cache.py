@@ -39,7 +39,6 @@ class CacheState:
         return self.arrays[0].shape[2] if self.arrays else 0
 
     def select(self, rows: Tensor) -> "CacheState":
-        """Return the state of the texts `rows`, which may repeat."""
         arrays = tuple(array[rows] for array in self.arrays)
         return CacheState(self.lengths[rows], arrays, self.tree, None if self.entries is None else self.entries[rows])
 
@@ -49,7 +48,6 @@ class CacheState:
         return CacheState(self.lengths - count, tuple(array[:, :, :end] for array in self.arrays))
 
     def cat(self, others: Sequence["CacheState"]) -> "CacheState":
-        """Return the state of the texts of this state, followed by those of `others`."""
         if not others:
             return self  # without a copy
         states = [self, *others]
@@ -63,7 +61,6 @@ class CacheState:
         )
 
     def reserve(self, rows: int) -> "CacheTree":
-        """Return empty space for the states of `rows` texts."""
         return CacheTree(rows, self.lengths.device)
 
     def is_stored(self) -> Tensor | None:

@@ -73,13 +73,11 @@ class Footprint:
 
     Attributes:
         token: Values per token of a training batch, including gradients.
-        text: Additional values per text of a training batch.
         state: Values in the `BackboneState` of one text.
         conditions: Values in the `Conditions` of one context.
     """
 
     token: int
-    text: int
     state: int
     conditions: int
 
@@ -153,7 +151,7 @@ class Backbone(nn.Module):
 
     def footprint(self) -> Footprint:
         """Estimate how many values this backbone stores; by default, those of one layer of its size."""
-        return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
+        return Footprint(token=8 * self.size, state=2 * self.size, conditions=self.size)
 
     def token_tables(
         self, vocabulary_size: int, known_count: int, end: int

@@ -41,7 +41,6 @@ class CellState(NamedTuple):
     memory: Tensor
 
     def select(self, rows: Tensor) -> "CellState":
-        """Return the states of the texts `rows` (B',), which may repeat."""
         return CellState(*(part[rows] for part in self))
 
 

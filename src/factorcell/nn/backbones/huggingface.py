@@ -227,12 +227,10 @@ class HuggingFaceBackbone(Backbone):
         outputs = sum(projection.matrix().shape[1] for projection in self.maps.projections)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        conditions = self._values_per_context
         return Footprint(
             token=3 * outputs + 12 * self.size * config.num_hidden_layers,
-            text=2 * conditions,
             state=2 * config.num_hidden_layers * heads * head_size,
-            conditions=conditions,
+            conditions=self._values_per_context,
         )
 
     @cached_property

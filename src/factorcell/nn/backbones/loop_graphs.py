@@ -1,10 +1,8 @@
 """CUDA graphs of recurrent loops, so that a GPU does not wait for Python between the steps.
 
 A step of `cells.run_loop` is some 25 short kernels, and its backward pass twice as many. Python needs about 10
-microseconds to launch a kernel, and a GPU about 2 to run it. A CUDA graph records the kernels of all steps once, and
-launches them again without Python. This works for every cell, built in or not, with every option.
-
-A graph has fixed shapes and fixed addresses. Therefore
+microseconds to launch a kernel, and a GPU about 2 to run it. A CUDA graph records the kernels of all steps once, for
+every cell, and launches them again without Python. It has fixed shapes and fixed addresses. Therefore
 
 - numbers of texts and of steps are rounded up to `bucket_size`, and the loop skips what lies beyond the lengths;
 - long texts are read in pieces of `MAX_STEPS`;

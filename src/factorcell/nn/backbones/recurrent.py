@@ -216,9 +216,8 @@ class RecurrentBackbone(Backbone):
         total_rank = options.layers * sizes.rank if sizes.adapt else 0  # of all layers together
         return Footprint(
             token=4 * options.layers * (gate_columns + options.hidden_size),
-            text=2 * total_rank * (sizes.inputs + options.hidden_size + gate_columns),
             state=2 * options.layers * options.hidden_size,
-            conditions=total_rank * (sizes.inputs + 4 * options.hidden_size),
+            conditions=total_rank * (sizes.inputs + options.hidden_size + gate_columns),
         )
 
     def pack(self) -> tuple[PackedWeight | None, ...]:
