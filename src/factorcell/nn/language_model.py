@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.adapters.adapters import normal, weight_adapters
-from factorcell.adapters.encoder import ContextEncoder, Prefix
+from factorcell.adapters.encoder import FROZEN_BASE_STD, INITIAL_STD, ContextEncoder, Prefix
 from factorcell.config import EXTENSIBLE, NAMES, PREFIX, Config, HuggingFaceOptions, check_kind
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import ContextSchema, Variable
@@ -183,7 +183,8 @@ class LanguageModel(nn.Module):
         adapt = weight_adapters(model) if embedded.variables else ()
         has_encoder = bool(embedded.variables and (adapt or model.output_bias))
         backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
-        context_std = backbone_class.context_std(config.backbone)
+        is_frozen = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_frozen
+        context_std = FROZEN_BASE_STD if is_frozen else INITIAL_STD
         self.encoder = ContextEncoder(model, embedded, context_std) if has_encoder else None
         embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
         self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from factorcell.adapters.encoder import INITIAL_STD
 from factorcell.config import EXTENSIBLE, KindOptions, check_kind
 
 
@@ -101,11 +100,6 @@ class Backbone(nn.Module):
     def embedding_size(cls, options: Any) -> int | None:
         """Return the size of token embeddings that a backbone with these `options` needs; by default None: any size."""
         return None
-
-    @classmethod
-    def context_std(cls, options: Any) -> float:
-        """Return the standard deviation of the initial embeddings of context variables."""
-        return INITIAL_STD
 
     def condition(self, vector: Tensor, packed: Any = None) -> Any:
         """Return the `Conditions` of B contexts.

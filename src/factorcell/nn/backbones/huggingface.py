@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Shift, normal
-from factorcell.adapters.encoder import FROZEN_BASE_STD, INITIAL_STD
 from factorcell.config import HuggingFaceOptions
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
@@ -95,11 +94,6 @@ class HuggingFaceBackbone(Backbone):
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
         self.prefix = nn.Parameter(normal((sizes.context, count, self.size), PREFIX_STD)) if count else None
-
-    @classmethod
-    def context_std(cls, options: HuggingFaceOptions) -> float:
-        """Return larger embeddings for a frozen base."""
-        return FROZEN_BASE_STD if options.is_frozen else INITIAL_STD
 
     @classmethod
     def embedding_size(cls, options: HuggingFaceOptions) -> int:
