@@ -20,7 +20,7 @@ from factorcell.nn import hash_bias
 from factorcell.nn.hash_bias import HashBias, _next_prime
 from factorcell.nn.output import HeadSizes, OneHotBias
 from factorcell.runs.run import Run
-from factorcell.training.loop import train
+from factorcell.training.trainer import train
 from paper_kinds import SizedSoftmaxOptions
 from tests.small_runs import ROWS, as_any, make_run
 

@@ -17,11 +17,9 @@ from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_
 from factorcell.errors import UserError
 from factorcell.io.findings import Finding, ranked, report
 from factorcell.nn.scoring import Scorer
-from factorcell.runs import training_state
-from factorcell.runs.model_card import describe_missing_context
-from factorcell.runs.run import MAX_TEXT_HASHES, Run, training_facts
+from factorcell.runs.run import MAX_TEXT_HASHES, Run, describe_unfinished, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
-from factorcell.runs.used_options import used_options
+from factorcell.runs.summary import used_options
 
 # Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
 # trainings of 1 and 8 minutes on hotel reviews, and of 2 and 10 minutes on clothing reviews; 22 % in 0.6 minutes on
@@ -60,7 +58,7 @@ def run_findings(run: Scorer | None, columns: Collection[str] = (), specified: C
 
 def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
     """Yield a finding if the training has not ended, or ended too early."""
-    unfinished = training_state.describe_unfinished(run.folder, run.was_training)
+    unfinished = describe_unfinished(run.folder)
     if unfinished:
         yield Finding("unfinished", f"{run.folder}: {unfinished}")
         return
@@ -88,7 +86,10 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
 def _context_findings(run: Run, facts: Row, columns: Collection[str], specified: Collection[str]) -> Iterator[Finding]:
     """Yield findings about the effect of the context, and of those `columns` that a request specifies."""
     if columns and not run.model.is_adapted:
-        yield Finding("unread context", f"{run.folder}: {describe_missing_context(run)}")
+        problem = "no context: this is an unadapted model"
+        if run.schema.variables:
+            problem = f"an unadapted model: it does not read the context columns {', '.join(run.schema.columns())}"
+        yield Finding("unread context", f"{run.folder}: {problem}")
     total = facts.get("context") or {}
     if total.get("only_unknown_users"):
         if "completion" not in facts:  # otherwise training has measured the gain from learning users

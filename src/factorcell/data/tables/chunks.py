@@ -7,7 +7,6 @@ A chunk is a dict from column to a list of values. All values of CSV and TSV fil
 empty string; the column readers (`readers`) interpret the strings.
 """
 
-import hashlib
 import io
 import json
 import lzma
@@ -145,11 +144,6 @@ class Content:
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{self.path}: damaged ({one_line(error)})") from None
 
-    def digest(self) -> bytes:
-        """Return the SHA-256 digest of the file as it is stored."""
-        with self.open() as file:
-            return hashlib.file_digest(file, "sha256").digest()
-
 
 @dataclass(frozen=True)
 class Table:
@@ -162,7 +156,6 @@ class Table:
         name: The name of the source, for messages.
         columns: The names of all columns.
         read: A function that receives column names and yields chunks of these columns.
-        digest: A function that returns a digest of the file's content; None for a source in memory.
         row_count: The number of rows, if it is known without reading the source.
         file: The file of a table whose number of rows is unknown; its bytes show the progress.
         header_hint: A likely mistake in the header, which errors about missing columns append to their message.
@@ -171,7 +164,6 @@ class Table:
     name: str
     columns: tuple[str, ...]
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
-    digest: Callable[[], bytes] | None = None
     row_count: int | None = None
     file: Content | None = None
     header_hint: str = ""

@@ -125,7 +125,6 @@ def open_csv(file: Content) -> Table:
         str(path),
         names,
         lambda columns: to_chunks(read_rows(columns), columns),
-        file.digest,
         file=file,
         header_hint=_delimiter_hint(names, delimiter),
     )
@@ -172,7 +171,7 @@ def open_json_lines(file: Content) -> Table:
         return to_chunks(selected_values, columns)
 
     columns = tuple(dict.fromkeys(key for _, row in read_rows() for key in row))
-    return Table(str(file.path), columns, read, file.digest, file=file)
+    return Table(str(file.path), columns, read, file=file)
 
 
 def _parse_json_row(line: str, where: str) -> dict[str, Any]:
