@@ -30,7 +30,7 @@ class Fault(NamedTuple):
 
 
 FAULTS = [
-    Fault("adapters/adapted_linear.py", "matrix * shift.scale[:, None]", "matrix", "nn/test_adapted_linear.py"),
+    Fault("adapters/adapters.py", "matrix * shift.scale[:, None]", "matrix", "nn/test_adapted_linear.py"),
     Fault("adapters/adapters.py", "Shift(scale=1 + change)", "Shift(scale=1 - change)", "nn"),
     Fault("adapters/adapters.py", "FULL_RATE_RANK / sizes.rank", "sizes.rank / FULL_RATE_RANK", "nn/test_steps.py"),
     Fault("adapters/encoder.py", "word_counts.clamp(min=1).to(total.dtype).sqrt()", "word_counts.clamp(min=1)", "nn"),
@@ -44,7 +44,7 @@ FAULTS = [
     Fault("data/counts.py", "batch.tokens.device) & batch.mask()", "batch.tokens.device)", "training"),
     Fault("training/rules.py", "passes = PASSES_PER_PRESET[preset] * ", "passes = 2 * ", "training/test_rules.py"),
     Fault("ngram/ngram.py", "2 - 3 * y * threes / twos", "2 - 2 * y * threes / twos", "evaluation/test_ngram.py"),
-    Fault("ngram/count_models.py", "suffixes)] = predecessors", "suffixes)] += predecessors", "nn/test_mixture.py"),
+    Fault("ngram/mixture.py", "suffixes)] = predecessors", "suffixes)] += predecessors", "nn/test_mixture.py"),
     Fault("evaluation/bayes_rule.py", "BINS = 15 ", "BINS = 14 ", "evaluation"),
     Fault("evaluation/classification.py", "np.cos(first_lat)[:, None] * ", "", "evaluation"),
     Fault(

@@ -11,8 +11,8 @@ from factorcell.config import SoftmaxOptions, WordOptions, option
 from factorcell.data import register_tokenizer
 from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.nn import register_head
+from factorcell.nn.hash_bias import BLOOM_SIZE, HASH_SIZE
 from factorcell.nn.output import SoftmaxHead
-from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE
 
 MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
 

@@ -36,7 +36,7 @@ from factorcell.evaluation.perplexity import evaluate_corpus
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.io import files
 from factorcell.nn.devices import FLOAT32
-from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE
+from factorcell.nn.hash_bias import BLOOM_SIZE, HASH_SIZE
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
 from factorcell.training.fit import fit

@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from factorcell.nn.kernels import gpu, gpu_recurrence, gpu_step
+from factorcell.nn.kernels.recurrence import RecurrenceInputs
 
 PROCESSORS = 132  # of an H100
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.uint8: "*u8"}
@@ -69,7 +70,11 @@ def recurrence(batch: int, hidden: int, rank: int, kind: torch.dtype) -> None:
     weight, keep, state = new(hidden, 3 * hidden), new(1, batch, hidden), new(batch, hidden)
     lengths, input_gates = new(batch, kind=torch.int64), new(batch, 1, 3 * hidden).requires_grad_()
     reduced = new(batch, 1, rank) if rank else None
-    outputs, last = gpu_recurrence.run(input_gates, reduced, weight, left, right, keep, state, state, lengths)
+    inputs = RecurrenceInputs(
+        input_gates=input_gates, bias=new(batch, 3 * hidden), input_reduced=reduced, weight=weight, left=left,
+        right=right, keep=keep, hidden=state, memory=state, lengths=lengths,
+    )  # fmt: skip
+    outputs, last = gpu_recurrence.run(inputs)
     torch.autograd.backward([outputs.sum() + last.sum()])
 
 

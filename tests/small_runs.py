@@ -13,8 +13,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch
 from factorcell.data.tokenizers.kinds import new_tokenizer
-from factorcell.ngram.count_models import NGRAM, CountModels
-from factorcell.ngram.mixture import Mixture
+from factorcell.ngram.mixture import NGRAM, CountModels, Mixture
 from factorcell.ngram.ngram import NGram, count_ngrams
 from factorcell.nn.language_model import Conditioning
 from factorcell.nn.output import Proposal

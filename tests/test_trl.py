@@ -8,7 +8,6 @@ import torch
 import transformers
 
 import datasets
-from factorcell.errors import UserError
 from factorcell.hf import ContextCollator, ContextConfig, ContextModel, get_context_model
 from tests import docs_files
 
@@ -109,9 +108,3 @@ def test_dpo_learns_the_preference_of_each_context(base: Path, precompute: bool,
         nats(model, tokenizer, f"now{DIRTY}", stars) - nats(model, tokenizer, f"now{CLEAN}", stars) for stars in (5, 1)
     ]
     assert gains[0] > gains[1]
-
-
-def test_an_output_bias_is_refused_because_trl_does_not_call_the_output_layer(base: Path, tmp_path: Path) -> None:
-    model, tokenizer = new_model(base, output_bias=True)
-    with pytest.raises(UserError, match="output_bias"):
-        sft_trainer(model, tokenizer, tmp_path).train()

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from factorcell.adapters import adapters as adapters_module
-from factorcell.adapters.adapted_linear import AdaptedLinear
-from factorcell.adapters.adapters import ADAPTERS, Adapter, AdapterGroup, Factor, LayerSizes, Shift
+from factorcell.adapters.adapters import ADAPTERS, AdaptedLinear, Adapter, Factor, LayerSizes, Shift
+from factorcell.nn.backbones import adapted_modules
+from factorcell.nn.backbones.adapted_modules import AdapterGroup
 from tests.adapter_plugins import Bottleneck, Everything
 
 CLASSES: list[type[Adapter]] = [*ADAPTERS.values(), Bottleneck, Everything]
@@ -36,7 +36,7 @@ def gradients(values: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor
 def test_a_group_equals_the_adapters_of_each_map(
     classes: list[type[Adapter]], max_contexts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapters_module, "MAX_CONTEXTS", max_contexts)
+    monkeypatch.setattr(adapted_modules, "MAX_CONTEXTS", max_contexts)
     adapters = [[cls(sizes) for cls in classes] for sizes in MAPS]
     group, vector = AdapterGroup(copy.deepcopy(adapters)), torch.randn(6, 3, requires_grad=True)
     expected = parts([Shift.sum([adapter(vector) for adapter in of_map]) for of_map in adapters])

@@ -177,20 +177,3 @@ def test_all_parameters_have_gradients(setup: Setup) -> None:
     assert vector.grad is not None
     assert bool(vector.grad.any())
     assert all(parameter.grad is not None for parameter in module.parameters())
-
-
-@pytest.mark.parametrize(("adapt", "published"), [("concat", 0.0017), ("factor", 0.0625)])
-def test_adapted_share_equals_the_published_share(adapt: str, published: float) -> None:
-    """An LSTM of 400 units that reads token embeddings of size 200, at rank 25 (thesis 2018, section 6.4)."""
-    backbone = RecurrentBackbone(RecurrentOptions(hidden_size=400), BackboneSizes(200, 3, (adapt,), 25))
-    assert backbone.adapted_share() == pytest.approx(published, abs=0.0002)
-
-
-def test_adapted_share_counts_values_per_context() -> None:
-    options = RecurrentOptions(hidden_size=H, layers=2)
-    gates, parameters, adapted = 3 * H, 0, 0
-    for rows in (E + H, H + H):
-        parameters += rows * gates + gates
-        adapted += gates + gates + 2 * (rows + gates)  # bias, scale, and left and right of rank 2
-    assert RecurrentBackbone(options, sizes(K)).adapted_share() == adapted / parameters
-    assert RecurrentBackbone(options, sizes(0)).adapted_share() == 0.0

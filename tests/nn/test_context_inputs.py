@@ -172,7 +172,7 @@ class WithoutWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def model_of_all_kinds(device: str = "cpu") -> Any:
     with torch.device(device):
         base = new_base("llama")
-    return get_context_model(base, ContextConfig(rank=2, output_bias=True, schema=SCHEMA_OF_ALL_KINDS))
+    return get_context_model(base, ContextConfig(rank=2, schema=SCHEMA_OF_ALL_KINDS))
 
 
 @pytest.mark.parametrize("form", list(FORMS))

@@ -93,7 +93,7 @@ def test_gradients_equal_finite_differences(cell: str) -> None:
 @pytest.mark.parametrize("cell", adapter_plugins.CELLS)
 def test_sizes_are_known_before_a_model_is_created(cell: str) -> None:
     for rank in (2, 0):
-        test_sizes.test_tensor_shapes_equal_those_of_the_model(
+        test_sizes.test_tensor_shapes_on_the_meta_device_equal_those_of_the_model(
             {"cell": cell, "adapt": tuple(adapter_plugins.ADAPTERS), "rank": rank}
         )
     config = Config.of(adapt=["everything", "bottleneck"], rank=0)

@@ -209,7 +209,7 @@ def test_unadapted_model_with_a_frozen_base_trains_a_shared_change(tmp_path: Pat
     run, corpus = make_run(tmp_path / "run", make_config(tmp_path / "base", adapt=(), output_bias=()))
     assert not run.model.is_adapted
     randomize(run)
-    names = {name.split(".")[6] for name in run.model.own_parameters() if "adapters" in name}
+    names = {name.split(".adapters.")[1].split(".")[0] for name in run.model.own_parameters() if "adapters" in name}
     assert names == {"shared_left", "shared_right"}
     batch = corpus.batch(np.arange(2))
     swapped = run.model(batch, run.model.condition(batch.context.select(torch.tensor([1, 0]))))

@@ -207,8 +207,8 @@ def test_scoring_records_no_backward_pass(recorder: Recorder, monkeypatch: pytes
         outputs, state = cell(x, shift)
         folded, _ = cell(x, cell.linear.fold(shift))  # a matrix per text
     (graph, other) = cell.graphs.graphs.values()
-    assert graph.replay_backward is None
-    assert other.replay_backward is None
+    assert not hasattr(graph, "replay_backward")
+    assert not hasattr(other, "replay_backward")
     monkeypatch.setattr(LoopGraphs, "supports", lambda self, gates: False)
     check_equal([outputs, folded, state.hidden], [cell(x, shift)[0], cell(x, shift)[0], cell(x, shift)[1].hidden])
 

@@ -23,7 +23,7 @@ from factorcell.evaluation.text_figures import save_result
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files
 from factorcell.ngram import mixture
-from factorcell.ngram.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, count_by_value
+from factorcell.ngram.mixture import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, count_by_value
 from factorcell.ngram.ngram import NGram, count_ngrams, estimate_discounts
 from factorcell.reports.runs import report_page
 from factorcell.runs import saved_results, summary

@@ -13,10 +13,8 @@ from factorcell.config import LOW_RANK_BIASES, OUTPUT_BIASES, CharacterOptions, 
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, START, CharacterTokenizer
-from factorcell.nn.head import HeadSizes
 from factorcell.nn.kernels import softmax
-from factorcell.nn.output import ContextBias, Proposal, Samples, SoftmaxHead
-from factorcell.nn.output_bias import TABLES
+from factorcell.nn.output import TABLES, ContextBias, HeadSizes, Proposal, Samples, SoftmaxHead
 from paper_kinds import SizedSoftmaxHead, SizedSoftmaxOptions
 from tests.small_runs import hash_bucket
 
@@ -115,7 +113,7 @@ def test_exact_nats_equal_the_equations(biases: tuple[str, ...], chunk: int, mon
     monkeypatch.setattr("factorcell.nn.kernels.softmax.MAX_LOGITS", chunk)
     output, inputs = make_output(biases), make_inputs()
     monkeypatch.setattr("factorcell.nn.output.MAX_BIASES", chunk)
-    monkeypatch.setattr("factorcell.nn.output_bias.BATCH_PAIRS", chunk)
+    monkeypatch.setattr("factorcell.nn.hash_bias.BATCH_PAIRS", chunk)
     with_gradient = output.nats(inputs["hidden"], inputs["targets"], context_bias(output, inputs))
     with torch.no_grad():
         without = output.nats(inputs["hidden"], inputs["targets"], context_bias(output, inputs))

@@ -16,9 +16,9 @@ from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS
 from factorcell.errors import UserError
-from factorcell.nn import output_bias
-from factorcell.nn.head import HeadSizes
-from factorcell.nn.output_bias import HashBias, OneHotBias, _next_prime
+from factorcell.nn import hash_bias
+from factorcell.nn.hash_bias import HashBias, _next_prime
+from factorcell.nn.output import HeadSizes, OneHotBias
 from factorcell.runs.run import Run
 from factorcell.training.trainer import train
 from paper_kinds import SizedSoftmaxOptions
@@ -123,13 +123,13 @@ def test_cached_result_of_the_filter_equals_the_filter(monkeypatch: pytest.Monke
             for selected in (None, tokens):
                 cached = values(bias, categories, selected)
                 with monkeypatch.context() as patch:
-                    patch.setattr(output_bias, "MAX_CACHED_PAIRS", 0)
+                    patch.setattr(hash_bias, "MAX_CACHED_PAIRS", 0)
                     assert torch.equal(cached, values(bias, categories, selected))
                 assert bool(cached.any())
 
     bias, other = make_hash_bias(23, 300), make_hash_bias(23, 300)
-    for hash_bias, count in ((bias, 20), (other, 60)):
-        hash_bias.observe(*draw_pairs(count))
+    for table, count in ((bias, 20), (other, 60)):
+        table.observe(*draw_pairs(count))
     with torch.inference_mode():
         compare()
     compare()

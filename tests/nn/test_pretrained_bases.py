@@ -12,7 +12,7 @@ import tokenizers
 import torch
 import transformers
 
-from factorcell.adapters.adapted_linear import AdaptedLinear
+from factorcell.adapters.adapters import AdaptedLinear
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError

@@ -1,24 +1,17 @@
-"""The change that a context vector c makes to a linear map y = x W + b, and the adapters that compute the change.
+"""Linear maps that a context vector c changes, and the adapters that compute the change.
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
 L(c) R(c) is a change of W of low rank, V c a change of b, and s(c) a factor on each output. L, R and V are from
 equations 2 to 4 of Jaech and Ostendorf (TACL 2018). s(c) is from equation 3.2 of Jaech's thesis (2018); the thesis
-scales rows of W, because W in the thesis is the transpose of W in this code. `AdaptedLinear` (`adapted_linear`) has W
-and b and applies the change.
+scales rows of W, because W in the thesis is the transpose of W in this code. In a frozen pretrained model, W + P Q
+takes the place of W. P Q is a LoRA (Hu et al. 2021), which all contexts share.
 
-In a frozen pretrained model, W + P Q takes the place of W. P Q is a LoRA (Hu et al. 2021), which all contexts share.
-
-The parameters P of the built-in adapters are only multiplied with c. Therefore an `AdapterGroup` stores the parameters
-of several maps in the columns of one matrix, and computes c [P_1 ... P_n]: PyTorch starts 300 operations for the 210
-maps of SmolLM2-135M in a training step on a GPU instead of 1,700 (rank 4).
-
-Shapes: B contexts, D inputs, O outputs, K context, R rank, S rank of the LoRA, N values of the changes of all maps.
+Shapes: B contexts, T steps, D inputs, O outputs, K context, R rank, S rank of the LoRA.
 """
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -28,10 +21,7 @@ from factorcell.config import EXTENSIBLE, INPUT_ADAPTERS, ModelConfig
 from factorcell.errors import UserError
 
 FULL_RATE_RANK = 12  # with a higher rank, L and R have a lower learning rate
-# Largest number of contexts of one product of a group on a processor. With more, separate products are faster: they
-# stay in the cache, and the values of a map are consecutive in memory. (The adapters of an attention layer took 44
-# instead of 58 ms of a training step with 400 texts of 8 tokens in bfloat16.)
-MAX_CONTEXTS = 32
+PARTS_BY_CONTEXT = ("left", "right", "bias", "scale")  # parts of a shift that adapters compute for each context
 
 
 def normal(shape: tuple[int, ...], *factors: float) -> Tensor:
@@ -78,7 +68,7 @@ class Shift:
         """Combine the shifts of several adapters: concatenate L and R along the rank, add biases, multiply scales."""
         if len(shifts) == 1:
             return shifts[0]
-        parts = ([getattr(shift, name) for shift in shifts] for name in ("left", "right", "bias", "scale"))
+        parts = ([getattr(shift, name) for shift in shifts] for name in PARTS_BY_CONTEXT)
         lefts, rights, biases, scales = ([part for part in column if part is not None] for column in parts)
         # A single L or R, which may have a hundred megabytes, is not copied.
         return cls(
@@ -90,36 +80,36 @@ class Shift:
 
     def select(self, rows: Tensor) -> "Shift":
         """Return a shift with only the contexts at the indices `rows` (B',); an index may occur more than once."""
-        names = ["left", "right", "bias", "scale"]
-        if self.matrix is not None and self.matrix.dim() == 3:
-            names.append("matrix")
-        parts = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: None if part is None else part[rows] for name, part in parts.items()})
+        is_shared = self.matrix is not None and self.matrix.dim() == 2
+        names = [*PARTS_BY_CONTEXT, *([] if is_shared else ["matrix"])]
+        parts = [(name, getattr(self, name)) for name in names]
+        return replace(self, **{name: part[rows] for name, part in parts if part is not None})
 
     def low_rank_factors(self) -> tuple[Tensor, Tensor] | None:
         """Return [P L] (D, S + R) and [Q; R] (S + R, O) of the first context; None if no part has a low rank."""
-        pairs = [(self.shared_left, self.shared_right)]
-        if self.left is not None and self.right is not None:
-            pairs.append((self.left[0], self.right[0]))
-        factors = [(left, right) for left, right in pairs if left is not None and right is not None]
-        if not factors:
-            return None
-        return torch.cat([left for left, _ in factors], dim=1), torch.cat([right for _, right in factors], dim=0)
+        lefts = (self.shared_left, None if self.left is None else self.left[0])
+        rights = (self.shared_right, None if self.right is None else self.right[0])
+        left, right = ([part for part in parts if part is not None] for parts in (lefts, rights))
+        return (torch.cat(left, dim=1), torch.cat(right, dim=0)) if left else None
 
     def context_count(self) -> int:
         """Return the number of contexts, B; 1 if all inputs share the shift."""
         if self.matrix is not None:
             return 1 if self.matrix.dim() == 2 else len(self.matrix)
-        return next((len(part) for part in (self.left, self.bias, self.scale) if part is not None), 1)
+        parts = (getattr(self, name) for name in PARTS_BY_CONTEXT)
+        return next((len(part) for part in parts if part is not None), 1)
 
     def to(self, dtype: torch.dtype) -> "Shift":
         """Return this shift with all parts in `dtype`."""
-        parts = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return Shift(**{name: None if part is None else part.to(dtype) for name, part in parts})
+        return Shift(**{name: None if part is None else part.to(dtype) for name, part in vars(self).items()})
 
     def values_per_context(self) -> int:
         """Return the number of values in the shift of one context, without those that all contexts share."""
-        return sum(part[0].numel() for part in (self.left, self.right, self.bias, self.scale) if part is not None)
+        parts = (getattr(self, name) for name in PARTS_BY_CONTEXT)
+        return sum(part[0].numel() for part in parts if part is not None)
+
+
+UNCHANGED = Shift()
 
 
 @dataclass(frozen=True)
@@ -285,65 +275,142 @@ def _check_adapter_class(name: str, adapter: type[Adapter]) -> None:
         raise UserError(f"adapter {name!r}: PyTorch reserves this name; choose another")
 
 
-class AdapterGroup(nn.Module):
-    """The adapters of several linear maps, whose linear adapters compute their changes in one product.
+class AdaptedLinear(nn.Module):
+    """A linear map y = x W + b whose weights a context changes.
 
-    The group takes the values of the parameters of linear adapters, and the `others` themselves. All contexts share a
-    further change P Q of each map, with D inputs and O outputs (`shapes`), of rank S, a LoRA; it is zero before
-    training.
+    The change is computed once per context and then applied to any number of inputs:
+
+        linear = AdaptedLinear(64, 128, context=16, rank=4)
+        shift = linear.condition(vector)     # (B, 16): once per context
+        y = linear(x, shift)                 # (B, 64) -> (B, 128), or (B, T, 64) -> (B, T, 128)
+
+    With the built-in adapters, a context vector of zeros gives the map y = x W + b.
 
     Attributes:
-        weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; or None.
-        shared_left: P (D, S) of each map; empty if S is 0.
-        shared_right: Q (S, O) of each map.
+        weight: W (D, O).
+        bias: b (O,), or None.
+        adapters: The adapters by name.
+        scaling: A factor on L R.
+
+    References:
+        Jaech and Ostendorf, Low-Rank RNN Adaptation for Context-Aware Language Modeling, TACL 2018, equations 2 to 4.
     """
 
+    scaling: float = 1.0
+
     def __init__(
-        self, adapters: Sequence[Sequence[Adapter]], shapes: Sequence[tuple[int, int]] = (), shared_rank: int = 0
+        self,
+        inputs: int,
+        outputs: int,
+        context: int,
+        *,
+        adapt: Sequence[str] = ("concat", "factor"),
+        rank: int = 0,
+        bias: bool = True,
+        weight: Tensor | None = None,
     ) -> None:
+        """Create the map.
+
+        Args:
+            inputs: Number of inputs, D.
+            outputs: Number of outputs, O.
+            context: K, the size of context vectors.
+            adapt: Names of adapters: concat, factor, scale, and those that `register_adapter` has added.
+            rank: Rank of the change of W, R; if it is 0, adapters that need a rank are omitted.
+            bias: Whether there is a bias b, which starts at zero.
+            weight: Initial W (D, O), such as that of a pretrained layer; default: uniform (Glorot and Bengio 2010).
+        """
         super().__init__()
-        self.others, columns = nn.ModuleList(), []
-        # For each map, the class of each linear adapter and the shapes of its products; None is an adapter of `others`.
-        self._adapters: list[list[tuple[type[LinearAdapter], list[torch.Size]] | None]] = []
-        for adapters_of_map in adapters:
-            self._adapters.append([])
-            for adapter in adapters_of_map:
-                if isinstance(adapter, LinearAdapter):
-                    parameters = [parameter.detach() for parameter in adapter.parameters()]
-                    columns += [parameter.flatten(1) for parameter in parameters]
-                    self._adapters[-1].append((type(adapter), [parameter.shape[1:] for parameter in parameters]))
-                else:
-                    self.others.append(adapter)
-                    self._adapters[-1].append(None)
-        self._column_counts = [matrix.shape[1] for matrix in columns]
-        self.weight = nn.Parameter(torch.cat(columns, dim=1)) if columns else None
-        shapes = shapes if shared_rank else ()
-        self.shared_left = nn.ParameterList(normal((inputs, shared_rank), inputs**-0.5) for inputs, _ in shapes)
-        self.shared_right = nn.ParameterList(torch.zeros(shared_rank, outputs) for _, outputs in shapes)
+        self.weight = nn.Parameter(
+            uniform((inputs, outputs), (6 / (inputs + outputs)) ** 0.5) if weight is None else weight
+        )
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+        self.adapters = nn.ModuleDict(new_adapters(adapt, LayerSizes(context, inputs, outputs, rank)))
 
-    def forward(self, vector: Tensor, dtype: torch.dtype) -> list[Shift]:
-        """Return the shift of each map in B contexts, with numbers of type `dtype`, from context vectors (B, K)."""
-        products, others = iter(self._products(vector, dtype)), iter(self.others)
-        shifts = []
-        shared = itertools.zip_longest(self._adapters, self.shared_left, self.shared_right)
-        for adapters_of_map, left, right in shared:
-            parts: list[Shift] = []
-            for adapter in adapters_of_map:
-                if adapter is None:
-                    parts.append(next(others)(vector).to(dtype))
-                else:
-                    cls, shapes = adapter
-                    parts.append(cls.shift(*(next(products).view(-1, *shape) for shape in shapes)))
-            shift = Shift.sum(parts)
-            if left is not None:
-                shift = replace(shift, shared_left=left.to(dtype), shared_right=right.to(dtype))
-            shifts.append(shift)
-        return shifts
+    def condition(self, vector: Tensor) -> Shift:
+        """Compute the change of this map in B contexts.
 
-    def _products(self, vector: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
-        """Return the products (B, ...) of the context vectors and each parameter of the linear adapters."""
-        if self.weight is None:
-            return ()
-        if vector.device.type == "cpu" and len(vector) > MAX_CONTEXTS:
-            return [(vector @ columns).to(dtype) for columns in torch.split(self.weight, self._column_counts, dim=1)]
-        return torch.split((vector @ self.weight).to(dtype), self._column_counts, dim=1)
+        Args:
+            vector: Context vectors (B, K).
+
+        Returns:
+            The combined shift of all adapters.
+        """
+        return Shift.sum([adapter(vector) for adapter in self.adapters.values()])
+
+    def forward(self, x: Tensor, shift: Shift = UNCHANGED) -> Tensor:
+        """Apply the map in B contexts.
+
+        Args:
+            x: Inputs (B, D), (B, T, D), or with more dimensions after B.
+            shift: The result of `condition` or `fold`, for B contexts or for one context that all inputs share.
+                Default: no change.
+
+        Returns:
+            Outputs (B, O), (B, T, O), or with the other dimensions of x.
+        """
+        inputs = x[:, None] if x.dim() == 2 else x.flatten(1, -2)  # (B, T, D)
+        matrix, bias = self.matrix(shift), shift.bias
+        if self.bias is not None and matrix.dim() == 2 and shift.scale is None:
+            # In bfloat16, this product with the bias is rounded once, as that of a linear map of PyTorch.
+            y = torch.addmm(self.bias, inputs.flatten(0, 1), matrix).reshape(*inputs.shape[:2], matrix.shape[1])
+        else:
+            y, bias = inputs @ matrix, self.shifted_bias(shift)
+        if shift.shared_left is not None and shift.shared_right is not None:
+            y = y.add_((inputs @ shift.shared_left) @ shift.shared_right, alpha=self.scaling)
+        if shift.left is not None and shift.right is not None:
+            if len(shift.left) == 1:  # all inputs share the change: products of matrices are faster than of batches
+                y = y.add_((inputs @ shift.left[0]) @ shift.right[0], alpha=self.scaling)
+            else:  # in place, because PyTorch would copy y before it adds the product; autocast does not cast for it
+                y = y.baddbmm_(inputs @ shift.left, shift.right.to(y.dtype), alpha=self.scaling)
+        if shift.scale is not None:
+            y = y * shift.scale[:, None]
+        if bias is not None:
+            y = y + (bias[:, None] if bias.dim() == 2 else bias)
+        return y if x.dim() == 3 else y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def fold(self, shift: Shift, shared: bool = False) -> Shift:
+        """Multiply W and its changes into a matrix per context, so that applying the map takes no longer than x W + b.
+
+        Args:
+            shift: The shift of B contexts.
+            shared: Whether `shift` belongs to one context. The resulting matrix (D, O) applies to any number of inputs.
+
+        Returns:
+            A shift with a `matrix` (B, D, O), or (D, O) if `shared`.
+        """
+        matrix = self.matrix(shift)
+        if shift.shared_left is not None and shift.shared_right is not None:
+            matrix = torch.add(matrix, shift.shared_left @ shift.shared_right, alpha=self.scaling)
+        if shift.left is not None and shift.right is not None:
+            matrix = torch.add(matrix, shift.left @ shift.right, alpha=self.scaling)
+        if shift.scale is not None:
+            matrix = matrix * shift.scale[:, None]
+        return Shift(bias=shift.bias, matrix=matrix.view(matrix.shape[-2:]) if shared else matrix)
+
+    def split(self, shift: Shift, inputs: int) -> tuple[Shift, Shift]:
+        """Split W into its first `inputs` rows and the others; return the shift of each part, with its `matrix`.
+
+        Call it once per forward pass rather than once per step, because the backward pass joins the gradients of the
+        parts to a gradient of the size of W.
+        """
+        matrix = self.matrix(shift)
+        sizes = [inputs, matrix.shape[-2] - inputs]
+        matrices = torch.split(matrix, sizes, dim=-2)
+        left_factors = (None, None) if shift.left is None else torch.split(shift.left, sizes, dim=1)
+        # Each part has its own view of s: the backward pass adds up the gradients of the part, then adds them to s.
+        of_first_rows, of_other_rows = (
+            replace(shift, left=left, scale=None if shift.scale is None else shift.scale[:], matrix=part)
+            for left, part in zip(left_factors, matrices, strict=True)
+        )
+        return of_first_rows, of_other_rows
+
+    def matrix(self, shift: Shift) -> Tensor:
+        """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
+        return self.weight if shift.matrix is None else shift.matrix
+
+    def shifted_bias(self, shift: Shift) -> Tensor | None:
+        """Return b + V c (B, O), or b (O,) if the shift has no bias; None if the map has no bias either."""
+        if shift.bias is None or self.bias is None:
+            return self.bias if shift.bias is None else shift.bias
+        return shift.bias + self.bias

@@ -4,9 +4,9 @@
 
 f_i is the value of variable i, and F_i f_i its embedding: a row of a table for a category, the scaled sum of word
 embeddings for a text, or a linear map of a vector. All numeric variables are standardized and share one embedding, the
-output of a small network; a periodic number enters this network as the sines and cosines of its first harmonics.
-Prompts have no embedding: the language model reads them. The matrices M_i and the bias b0 belong to the layer that
-joins the embeddings. The papers also use a ReLU in place of tanh, and c = F_1 f_1 for a single variable.
+output of a small network; a periodic number enters this network as the sines and cosines of its first harmonics. M_i
+and b0 belong to the layer that joins the embeddings. The papers also use a ReLU in place of tanh, and c = F_1 f_1 for a
+single variable.
 
 Shapes: B texts, N numeric variables, I inputs of the network over numbers, D numbers of a vector, K context,
 k embedding of one variable, P control codes, E token embedding.
@@ -76,10 +76,6 @@ class NumberInputs(nn.Module):
         values = torch.where(frequency > 0, torch.sin(values * frequency + phase), values)
         standardized: Tensor = (values - mean) / deviation
         return standardized.nan_to_num(0.0)
-
-    def weight_factors(self) -> Tensor:
-        """Return factors (I,) on initial weights, so that all waves of a number together count as much as one input."""
-        return torch.tensor(self.inputs_of_number) ** -0.5
 
 
 class WordBag(nn.Module):
@@ -192,9 +188,9 @@ class VariableEmbeddings(nn.Module):
 
 
 class Prefix(VariableEmbeddings):
-    """Control codes: embeddings that the model reads before the start token (CTRL, Keskar et al. 2019).
+    """Control codes that the model reads before the start token (CTRL, Keskar et al. 2019): one per variable.
 
-    There is one code for each category, text and vector, then one for all numbers, a linear map of their inputs.
+    All numbers share one code, a linear map of their inputs.
     """
 
     def __init__(self, schema: ContextSchema, size: int) -> None:
@@ -246,7 +242,8 @@ class ContextEncoder(VariableEmbeddings):
             nn.init.normal_(first_layer.weight, std=2.0)
             nn.init.normal_(first_layer.bias, std=1.0)
             with torch.no_grad():
-                first_layer.weight.mul_(self.inputs.weight_factors())
+                # All waves of a number together count as much as one input.
+                first_layer.weight.mul_(torch.tensor(self.inputs.inputs_of_number) ** -0.5)
         self.add_texts_and_vectors(config.variable_size, initial_std)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:

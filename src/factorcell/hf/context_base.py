@@ -2,9 +2,8 @@
 
 import copy
 import itertools
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +16,8 @@ from factorcell.hf.contexts import ContextConfig
 from factorcell.io.findings import Finding, report
 from factorcell.nn.backbones.adapted_modules import Projection
 
-BIAS_SETTINGS = ("attention_bias", "mlp_bias")  # settings of a config that give the maps of its layers a bias
-FIRST_COUNT = 16  # numbers of each tensor by which another base is recognized
-TOLERANCE = 0.01  # largest relative difference of equal numbers, which may be rounded to 16 bits
+# Settings of a config that give maps of its layers a bias, and a part of the names of these maps.
+BIAS_SETTINGS = {"attention_bias": "attn.", "mlp_bias": "mlp."}
 # Classes of layers whose maps cannot be adapted: they read the weights of a map instead of calling it, or, as XLNet,
 # call it with inputs whose first dimension is not that of the texts.
 REFUSED_LAYERS = re.compile(
@@ -83,53 +81,23 @@ def declare_biases(base: Any, former: set[str]) -> None:
     added = bias_names(base) - former
     if not added:
         return
-    config, lost = base.config.get_text_config(decoder=True), added - _declared_biases(base)
-    for setting in BIAS_SETTINGS:
-        if lost and getattr(config, setting, None) is False:
+    config = base.config.get_text_config(decoder=True)
+    for setting, part in BIAS_SETTINGS.items():
+        if getattr(config, setting, None) is False and any(part in name for name in added):
             setattr(config, setting, True)
-            remaining = added - _declared_biases(base)
-            setattr(config, setting, len(remaining) < len(lost))
-            lost = remaining
+    with torch.device("meta"):
+        lost = added - bias_names(type(base)(copy.deepcopy(base.config)))
     if lost:
         problem = f"{type(base).__name__} has no place for a bias such as {min(lost)}"
         report(Finding("lost bias", f"{problem}; a saved model loses it when it is loaded"))
 
 
-def _declared_biases(base: Any) -> set[str]:
-    """Return the names of the biases of a new model with the config of `base`."""
-    with torch.device("meta"):
-        return bias_names(type(base)(copy.deepcopy(base.config)))
-
-
-# By the name of a tensor: its first numbers; None if it is not in the memory of this process.
-FirstValues = Mapping[str, Sequence[float] | None]
-
-
-def first_values(base: Any) -> FirstValues:
-    """Return the first numbers of the tensors of a model, by which another base is recognized in any number type."""
-    tensors = {name: values.detach() for name, values in base.named_parameters()}
-    return {
-        # A tensor of another class is a part of one that several processes share.
-        name: None if values.is_meta or type(values) is not Tensor else values.flatten()[:FIRST_COUNT].float().tolist()
-        for name, values in tensors.items()
-    }
-
-
-def report_other_base(values: FirstValues, expected: FirstValues, tensors: Iterable[str], folder: Path) -> None:
-    """Report if `values` of a base are not those `expected` by the adapters in `folder`, which has some `tensors`."""
-
-    def differs(name: str) -> bool:
-        pair = [source[name] for source in (values, expected) if name in source]
-        if None in pair:
-            return False
-        numbers = zip(*pair, strict=False)
-        return len(pair) == 1 or not all(math.isclose(*two, rel_tol=TOLERANCE, abs_tol=1e-6) for two in numbers)
-
-    names = sorted({*values, *expected} - {name.removeprefix("base.") for name in tensors})
-    if different := list(filter(differs, names)):
-        problem = "expected the weights of the base with which the adapters were trained, got others"
-        count = f"in {len(different):,} of {len(names):,} tensors, such as {different[0]}"
-        report(Finding("other base", f"{folder}: {problem} {count}; predictions will be worse"))
+def report_other_base(trained_with: str, model: Any, folder: Path) -> None:
+    """Report if the adapters in `folder` were trained with a base of another name than that of `model`."""
+    expected, name = Path(trained_with).name, Path(str(getattr(model, "name_or_path", ""))).name
+    if expected and name and name != expected:
+        problem = f"expected the base of training, {expected}, got {name}"
+        report(Finding("other base", f"{folder}: {problem}; with other weights, predictions are worse"))
 
 
 def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor], base: Any, folder: Path) -> None:

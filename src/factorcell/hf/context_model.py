@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -32,14 +31,12 @@ from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.hf.context_base import (
-    FirstValues,
     bias_names,
     check_argument_names,
     check_base,
     check_options,
     check_tensors,
     declare_biases,
-    first_values,
     refused,
     register_state_hooks,
     report_other_base,
@@ -50,7 +47,6 @@ from factorcell.io import files
 from factorcell.nn.backbones.adapted_modules import (
     Adaptation,
     AdaptedModules,
-    add_output_bias,
     applied,
     checkpoint_contexts,
     find_adaptation,
@@ -61,7 +57,6 @@ from factorcell.nn.backbones.backbone import BackboneSizes
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
 CHECKPOINT_FILE = "model.safetensors"  # in a checkpoint of the `Trainer`, the tensors of `state_dict`
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-FIRST_VALUES = "first_values"  # in the tensor file, the first numbers of the tensors of the base
 FILE_FORMAT = 1
 NO_CONTEXT = (
     "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
@@ -88,11 +83,10 @@ def get_context_model(model: Any, config: ContextConfig) -> "ContextModel":
 
 
 class SavedTensors(NamedTuple):
-    """The trained tensors in a folder, and the first values of their base, or None if the folder does not have them."""
+    """The trained tensors in a folder."""
 
     folder: Path
     tensors: Mapping[str, Tensor]
-    first_values: FirstValues | None
 
 
 class ContextModel(nn.Module):
@@ -123,39 +117,30 @@ class ContextModel(nn.Module):
         schema = config.schema
         self.base, self.context_config, self.schema = model, config, schema
         size = config.context_size if schema.variables else 0
-        layers, head = model.base_model, model.get_output_embeddings()
+        layers = model.base_model
         self.maps = AdaptedModules(
             layers,
             BackboneSizes(inputs=0, context=size + 1, adapt=config.adapt, rank=config.rank),
             targets=() if isinstance(config.target_modules, str) else config.target_modules,
             prefix=next(name for name, module in model.named_modules() if module is layers),
-            head=head,
+            head=model.get_output_embeddings(),
             shared_rank=config.shared_rank,
             scaling=config.alpha / config.rank,
         )
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
-        bias_shape = (size + 1, len(head.weight))
-        self.output_bias = (
-            nn.Parameter(torch.zeros(bias_shape, device=head.weight.device)) if config.output_bias else None
-        )
         self._reader = ContextReader(schema)
         adapters = {f"base.{name}": values for name, values in self.maps.adapter_tensors().items()}
         adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
         self.trained_names = set(adapters)
-        self._first_values = first_values(model)
         if saved is not None:
             check_tensors(saved.tensors, adapters, model, saved.folder)
-            if saved.first_values is not None:
-                report_other_base(self._first_values, saved.first_values, saved.tensors, saved.folder)
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
         for values in adapters.values():
             values.requires_grad_()
         self._has_adapters = True
-        self._head = (head,)  # in a tuple, so that it is not also a part of this module
-        self._hook = head.register_forward_hook(partial(add_output_bias, self.maps)) if config.output_bias else None
         register_state_hooks(self)
         if saved is not None:
             self.load_state_dict(saved.tensors)
@@ -224,7 +209,7 @@ class ContextModel(nn.Module):
         if isinstance(adaptation.contexts, Tensor):
             shifts = self.maps.condition(adaptation.contexts)
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
-            adaptation = Adaptation(self.maps, shifts, adaptation.output_bias)
+            adaptation = Adaptation(self.maps, shifts)
         with applied(adaptation):
             return self.base.generate(inputs, **options)
 
@@ -246,11 +231,6 @@ class ContextModel(nn.Module):
         """
         return self._reader.read_table(source, unknown)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _read(self, context: Any) -> Context:
-        """Return the contexts of a mapping or a table; `torch.compile` does not compile this method."""
-        return self._reader.read_mappings({} if context is None else context)
-
     def context_vectors(self, context: Any = None) -> Tensor:
         """Return the context vectors (B, K) of contexts, or (1, K) of one context; `context` is as for `forward`."""
         if isinstance(context, Tensor):
@@ -259,7 +239,9 @@ class ContextModel(nn.Module):
                 raise UserError(f"context: expected vectors (texts, {size}), got a tensor {tuple(context.shape)}")
             return context if self.encoder is None else context.to(next(self.encoder.parameters()).dtype)
         if not isinstance(context, Context):
-            context = self._read(context)
+            # `torch.compile` does not compile what reads tables.
+            read = torch.compiler.disable(self._reader.read_mappings)  # type: ignore[no-untyped-call]
+            context = read({} if context is None else context)
         if self.encoder is None:
             return torch.zeros(len(context), 0, device=self.base.device)
         return cast(Tensor, self.encoder(context.to(self.base.device)))
@@ -275,17 +257,7 @@ class ContextModel(nn.Module):
         vectors = self.context_vectors(context)
         if inputs is not None and len(vectors) not in (1, len(inputs)):
             raise UserError(f"context: expected one, or one for each of {len(inputs):,} texts, got {len(vectors):,}")
-        vectors = with_constant(vectors)
-        return Adaptation(self.maps, vectors, self._bias(vectors))
-
-    def _bias(self, vectors: Tensor) -> Tensor | None:
-        """Return the change of the logits (B, V) from context vectors with their constant (B, K + 1)."""
-        if self.output_bias is None:
-            return None
-        if self.base.get_output_embeddings() is not self._head[0]:
-            problem = "expected the output layer that the base had in get_context_model, got another"
-            raise UserError(f"output_bias: {problem}; replace or resize it before")
-        return vectors.to(self.output_bias.device) @ self.output_bias
+        return Adaptation(self.maps, with_constant(vectors))
 
     def activation_checkpointing_enable(
         self, activation_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any
@@ -312,16 +284,10 @@ class ContextModel(nn.Module):
         """
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
 
-    def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
-        """Call this method of the base; raise `UserError` if there is an output bias, which has a value per token."""
-        if self.output_bias is not None:
-            raise UserError("resize_token_embeddings: call it before get_context_model with an output bias")
-        return self.base.resize_token_embeddings(*arguments, **options)
-
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
         """Return the number of trained values and the number of all values."""
-        counts = [(parameter.numel(), parameter.requires_grad) for parameter in self.parameters()]
-        return sum(count for count, is_trained in counts if is_trained), sum(count for count, _ in counts)
+        trained = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+        return trained, sum(parameter.numel() for parameter in self.parameters())
 
     def print_trainable_parameters(self) -> None:
         """Print the number of trained values, the number of all values and their ratio."""
@@ -350,7 +316,7 @@ class ContextModel(nn.Module):
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
         tensors = tensors_to_save(self, state)
-        files.save_tensors(path / WEIGHTS_FILE, tensors, {FIRST_VALUES: self._first_values})
+        files.save_tensors(path / WEIGHTS_FILE, tensors, {})
         options = {name: value for name, value in vars(self.context_config).items() if name != "schema"}
         files.write_versioned(path / CONFIG_FILE, {**base, **options}, FILE_FORMAT)
 
@@ -389,7 +355,7 @@ class ContextModel(nn.Module):
             config: The options of the adapters, for a checkpoint of the `Trainer`, which has only tensors.
             **options: Arguments of `huggingface_hub.snapshot_download`, such as `revision` and `token`.
 
-        A finding says if the base seems to have other weights than in training.
+        A finding says if the base has another name than in training.
 
         Raises:
             UserError: A file is missing or damaged, or the base does not have the same maps.
@@ -408,6 +374,7 @@ class ContextModel(nn.Module):
                 f"{path}: expected a base of type {content.get('model_type')}, as in training, got "
                 f"{model.config.model_type}"
             )
+        report_other_base(str(content.get("base_model", "")), model, path)
         names = {field.name for field in fields(ContextConfig)}
         options = {name: value for name, value in content.items() if name in names}
         options["schema"] = ContextSchema.load(path / SCHEMA_FILE)
@@ -415,8 +382,8 @@ class ContextModel(nn.Module):
             config = ContextConfig(**options)
         except (TypeError, UserError) as error:
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
-        tensors, facts = files.load_tensors(path / WEIGHTS_FILE)
-        return cls(model, config, saved=SavedTensors(path, tensors, facts.get(FIRST_VALUES, {})))
+        tensors, _ = files.load_tensors(path / WEIGHTS_FILE)
+        return cls(model, config, saved=SavedTensors(path, tensors))
 
     def unload(self) -> Any:
         """Remove the adapters, and return the plain model of `transformers` with its former weights.
@@ -425,7 +392,8 @@ class ContextModel(nn.Module):
         """
         self._check_adapters()
         self.maps.restore()
-        return self._without_hook()
+        self._has_adapters = False
+        return self.base
 
     @torch.no_grad()
     def merge_and_unload(self, context: Any = None) -> Any:
@@ -440,19 +408,8 @@ class ContextModel(nn.Module):
             raise UserError(f"context: expected one, got {len(vectors):,}")
         former = bias_names(self.base)
         self.maps.restore(self.maps.condition(vectors))
-        if (change := self._bias(vectors)) is not None:
-            head = self.base.get_output_embeddings()
-            bias = change[0].to(head.weight.dtype)
-            head.bias = nn.Parameter(bias if head.bias is None else head.bias + bias, requires_grad=False)
-        plain = self._without_hook()
-        declare_biases(plain, former)
-        return plain
-
-    def _without_hook(self) -> Any:
-        """Return the base without the hook of this object, whose adapters have been removed."""
-        if self._hook is not None:
-            self._hook.remove()
         self._has_adapters = False
+        declare_biases(self.base, former)
         return self.base
 
     def _check_adapters(self) -> None:
@@ -473,8 +430,6 @@ class ContextLayers:
         """Call the layers with the weights of the context of each text; the arguments are those of `ContextModel`."""
         model = self._model
         check_argument_names(options)
-        if model.output_bias is not None:
-            raise UserError("output_bias: expected none, because the caller computes the output layer, got one")
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
         is_training = torch.is_grad_enabled() and model.training
         with applied(model.adapt(context, inputs, needs_context=is_training)):
@@ -488,7 +443,7 @@ def _read_checkpoint(folder: Path) -> SavedTensors:
     """Read the tensors of a checkpoint of the `Trainer`."""
     path = folder / CHECKPOINT_FILE
     try:
-        return SavedTensors(folder, safetensors.torch.load_file(path), None)
+        return SavedTensors(folder, safetensors.torch.load_file(path))
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: expected the tensors of a checkpoint of the Trainer, got none ({error})") from None
 

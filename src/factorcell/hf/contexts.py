@@ -11,7 +11,7 @@ from factorcell.data.columns.rows import is_row, to_rows
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.table_findings import CONTEXTS, number_findings
 from factorcell.data.tables.chunks import Chunk, Table, class_name
-from factorcell.data.tables.tables import feature_classes, is_column, open_table
+from factorcell.data.tables.tables import feature_classes, open_table
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
 from factorcell.nn.language_model import name_line
@@ -38,7 +38,6 @@ class ContextConfig:
         adapt: Names of the adapters of each map: factor, concat, scale, and those that `register_adapter` has added.
         context_size: The size of the context vector, K.
         variable_size: The size of the embedding of a context variable.
-        output_bias: Whether the context also changes the bias of the output layer.
         schema: The context variables, which `fit` determines from the columns of a training table.
     """
 
@@ -51,7 +50,6 @@ class ContextConfig:
     adapt: tuple[str, ...] = ("factor",)
     context_size: int = 8
     variable_size: int = 8
-    output_bias: bool = False
     schema: ContextSchema = field(default_factory=ContextSchema)
 
     def __post_init__(self) -> None:
@@ -65,8 +63,6 @@ class ContextConfig:
         for name, low in {"min_count": 1, "rank": 1, "shared_rank": 0, "context_size": 1, "variable_size": 1}.items():
             Limits(low, MAX_SIZE).check(name, getattr(self, name))
         Limits(0, MAX_FLOAT, whole=False, excluded="low").check("alpha", self.alpha)
-        if not isinstance(self.output_bias, bool):
-            raise UserError(f"output_bias: expected True or False, got {self.output_bias!r}")
         if names := set(INPUT_ADAPTERS) & set(self.adapt):
             expected = "expected adapters that change weights, such as factor"
             remedy = "put what is read before a text into the input tokens"
@@ -146,7 +142,7 @@ class ContextReader:
         """
         if isinstance(context, str):
             raise UserError(f"context: expected columns with their values or a table of them, got {context!r}")
-        rows = [_single_context(context, self._vectors)] if is_row(context, self._vectors) else to_rows(context)
+        rows = [dict(context)] if is_row(context, self._vectors) else to_rows(context)
         columns = {name for row in rows for name in row}
         for name in sorted(columns, key=str):
             check_choice("context column", name, self._columns)
@@ -199,17 +195,6 @@ class ContextCollator:
                 raise UserError(f"features: {problem}; do not pack texts")
             batch["context"] = self._reader.read_table(rows * repeats)
         return batch
-
-
-def _single_context(row: Any, vectors: Sequence[str]) -> dict[str, Any]:
-    """Return a row as a mapping; raise `UserError` if some columns have a list of values, and others a single value."""
-    context = dict(row)
-    lists = [name for name, value in context.items() if name not in vectors and is_column(value)]
-    single = [name for name in context if name not in lists]
-    if lists and single:
-        problem = f"got a list for {lists[0]} and a single value for {single[0]}"
-        raise UserError(f"context: expected a single value for each column, or a list for each column; {problem}")
-    return context
 
 
 def _read_columns(table: Table, *options: Any) -> ContextColumns:

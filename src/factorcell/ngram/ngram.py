@@ -262,14 +262,11 @@ class NGram(TextModel):
             ids = order.find(_preceding_ids(ids, begins), tokens)
             yield ids
 
-    def empty_histories(self, count: int) -> Ids:
-        """Return the ids (count, orders) of the histories of `count` texts before their start tokens."""
-        histories = np.full((count, len(self.orders)), -1, dtype=np.int64)
-        histories[:, 0] = 0
-        return histories
-
-    def extend_histories(self, histories: Ids, tokens: Ids) -> Ids:
-        """Return the ids (T, orders) of histories after one more token each, `tokens` (T,)."""
+    def extend_histories(self, histories: Ids | None, tokens: Ids) -> Ids:
+        """Return the ids (T, orders) of histories after one more token each, `tokens` (T,); None: start tokens."""
+        if histories is None:
+            histories = np.full((len(tokens), len(self.orders)), -1, dtype=np.int64)
+            histories[:, 0] = 0
         longer = [order.find(ids, tokens) for order, ids in zip(self.orders[:-1], histories.T, strict=False)]
         return np.stack([np.zeros(len(tokens), dtype=np.int64), *longer], axis=1)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from factorcell.adapters.adapted_linear import AdaptedLinear as AdaptedLinear
+    from factorcell.adapters.adapters import AdaptedLinear as AdaptedLinear
     from factorcell.adapters.adapters import Adapter as Adapter
     from factorcell.adapters.adapters import LayerSizes as LayerSizes
     from factorcell.adapters.adapters import Shift as Shift
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from factorcell.nn.backbones.cells import CellState as CellState
     from factorcell.nn.backbones.cells import RecurrentStep as RecurrentStep
     from factorcell.nn.backbones.cells import register_cell as register_cell
-    from factorcell.nn.head import Head as Head
-    from factorcell.nn.head import HeadSizes as HeadSizes
-    from factorcell.nn.head import register_head as register_head
     from factorcell.nn.language_model import LanguageModel as LanguageModel
+    from factorcell.nn.output import Head as Head
+    from factorcell.nn.output import HeadSizes as HeadSizes
+    from factorcell.nn.output import register_head as register_head
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -1,12 +1,7 @@
 """The device and the number type of computations, by fixed rules, and the number of threads in forked processes.
 
-With `auto`, the same options compute in the same way on every machine of a kind:
-
-    device       a GPU if there is one, except for recurrent layers with layer normalization
-    number type  float32, but bfloat16 for a pretrained base on a GPU
-
-Recurrent layers with layer normalization are slower on a GPU: they wait for the launches of their kernels
-(docs/speed.md).
+`auto` is a GPU if there is one, except for recurrent layers with layer normalization, which wait for the launches of
+their kernels (docs/speed.md). The number type `auto` is float32, but bfloat16 for a pretrained base on a GPU.
 """
 
 import os

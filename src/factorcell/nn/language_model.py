@@ -6,11 +6,10 @@ targets of a batch, and `step` the probabilities after one token of each text; b
 Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.adapters.adapters import normal, weight_adapters
-from factorcell.adapters.encoder import ContextEncoder, Prefix
+from factorcell.adapters.encoder import FROZEN_BASE_STD, INITIAL_STD, ContextEncoder, Prefix
 from factorcell.config import EXTENSIBLE, NAMES, PREFIX, Config, HuggingFaceOptions, check_kind
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.schema import ContextSchema, Variable
@@ -30,8 +29,7 @@ from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, BackboneSt
 from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.nn.devices import FLOAT32, compute_on_one_thread_after_fork, find_device, find_precision
-from factorcell.nn.head import Head, HeadSizes
-from factorcell.nn.output import ContextBias, RowValues, SampledRows, Samples, SoftmaxHead
+from factorcell.nn.output import ContextBias, Head, HeadSizes, RowValues, SampledRows, Samples, SoftmaxHead
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 MAX_CONTEXT_VALUES = 2**28  # largest number of values of the contexts of the texts that are scored at once
@@ -49,7 +47,6 @@ class Conditioning:
     head: Conditions  # of the head
 
     def select(self, rows: Tensor) -> "Conditioning":
-        """Return the conditioning of the contexts `rows` (B',), which may repeat."""
         return Conditioning(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
 
 
@@ -83,9 +80,8 @@ class ValueNames(nn.Module):
 
         s stars: 5 city: Oslo s text        s is the start token; a line feed follows each value
 
-    A pretrained model knows what the names mean, before it has read a training text. Rare, unknown and missing values
-    have an empty name, so that all texts begin alike: a model that never read a text without names would predict it
-    badly.
+    Rare, unknown and missing values have an empty name, so that all texts begin alike: a model that never read a text
+    without names would predict it badly.
 
     Attributes:
         max_length: The largest number of tokens of all names of a text, with the start token.
@@ -101,19 +97,18 @@ class ValueNames(nn.Module):
         """Tokenize the names of some categories of `schema`, of each at most the first `max_tokens` with its column."""
         super().__init__()
         lines: list[Sequence[int]] = [(tokenizer.specials.start,)]
-        first_rows = []  # for each category, the row of its unknown value
+        first_rows, self.max_length = [], 1  # for each category, the row of its unknown value
         for variable in variables:
             first_rows.append(len(lines))
             split_lines = tokenizer.split_all([name_line(variable, value) for value in range(len(variable.values))])
             lines += [tokenizer.encode(tokens)[:max_tokens] for tokens in split_lines]
+            self.max_length += max(map(len, lines[first_rows[-1] :]))
         sizes = torch.tensor(list(map(len, lines)))
         # The table follows from the schema and the tokenizer, so run folders do not store it.
         self.register_buffer("ids", torch.tensor([token for line in lines for token in line]), persistent=False)
         self.register_buffer("offsets", F.pad(sizes.cumsum(0), (1, 0)), persistent=False)
         self.register_buffer("first_rows", torch.tensor(first_rows), persistent=False)
         self.variables, self.columns = variables, [schema.categories.index(variable) for variable in variables]
-        bounds = itertools.pairwise([*first_rows, len(lines)])
-        self.max_length = 1 + sum(int(sizes[begin:end].max()) for begin, end in bounds)
 
     def forward(self, context: Context) -> IdLists:
         """Return the tokens of the names of B texts, after a start token."""
@@ -188,7 +183,8 @@ class LanguageModel(nn.Module):
         adapt = weight_adapters(model) if embedded.variables else ()
         has_encoder = bool(embedded.variables and (adapt or model.output_bias))
         backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
-        context_std = backbone_class.context_std(config.backbone)
+        is_frozen = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_frozen
+        context_std = FROZEN_BASE_STD if is_frozen else INITIAL_STD
         self.encoder = ContextEncoder(model, embedded, context_std) if has_encoder else None
         embedding_size = backbone_class.embedding_size(config.backbone) or model.embedding_size
         self.prefix = Prefix(embedded, embedding_size) if embedded.variables and PREFIX in model.adapt else None
@@ -356,10 +352,14 @@ class LanguageModel(nn.Module):
             [F.embedding(rows, table) for table in tables]
             for rows, tables in zip(sampled_rows.rows, self.head.row_tables(), strict=True)
         ]
-        positions = torch.searchsorted(sampled_rows.tokens, batch.tokens)  # of the tokens in `sampled_rows.tokens`
+        read_tokens: Tensor = sampled_rows.tokens
+        positions = torch.searchsorted(read_tokens, batch.tokens)
         if self.head.row_tables()[0][0] is self.embedding:
             (embedding_rows, *_), *_ = row_values  # the embeddings are the first table of the first group
-            embed = partial(_embed_rows, sampled_rows.tokens, embedding_rows)
+
+            def embed(ids: Tensor) -> Tensor:  # padding gets the embedding of any token
+                return F.embedding(torch.searchsorted(read_tokens, ids).clamp(max=len(read_tokens) - 1), embedding_rows)
+
             conditioning = conditioning or self.condition(batch.context, embed=embed)
             inputs = F.embedding(positions[:, :-1], embedding_rows)
         else:
@@ -412,8 +412,3 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         """Return the number of values in all parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def _embed_rows(tokens: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """Return the rows of the tokens `ids`; `rows` (U, E) are those of the ascending `tokens` (U,)."""
-    return F.embedding(torch.searchsorted(tokens, ids).clamp(max=len(tokens) - 1), rows)

@@ -1,18 +1,27 @@
-"""The softmax head, which computes logits from hidden states h.
+"""Heads, which turn vectors of a backbone into nats of targets and log probabilities of tokens; the softmax head.
 
-    logits = E P h + b + a(c)        (TACL 2018, equations 5 and 6, where P is called L)
+    logits = E P h + b + a(c)                                  (TACL 2018, equations 5 and 6, where P is called L)
+
+    low_rank        Q c                                        (TACL 2018, equation 6; thesis 2018, 2.6)
+    low_rank_each   sum_i Q_i c_i                              (thesis, A.1)
+    one_hot         sum_i A_i o_i                              (TACL 2018, section 2.3)
+    sparse          sum_i A_i o_i, most of A_i zero            (thesis, A.2)
+    hash            sum_i H[h_i(w, f_i)] bloom(w, f_i)         (thesis, 3.4 to 3.6; `hash_bias`)
 
 E are the token embeddings of the input layer, P is a projection, b a bias per token and c the context vector. a(c) is
-the sum of all biases that depend on the context (`output_bias`), such as Q c. The bias b + a(c) (B, V) is computed once
-for all tokens of a text. The product [P h, c] . [E, Q] would compute Q c too, but it copies E, which takes longer.
+the sum of all biases that depend on the context: c_i is the embedding of variable i, and o_i its value as a unit
+vector; Q, Q_i and A_i have a row of coefficients per token. The proximal steps of training (`training.proximal`) set
+coefficients of a sparse bias to zero. The bias b + a(c) (B, V) is computed once for all tokens of a text. The product
+[P h, c] . [E, Q] would compute Q c too, but it copies E, which takes longer.
 
-Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples. A step of
-training with a sampled loss reads only U tokens and M buckets of the hash table.
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context, F features of a bias, C categorical variables,
+S samples, N targets of training. A step of training with a sampled loss reads only U tokens and M buckets of the hash
+table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,15 +30,173 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.adapters.adapters import normal
-from factorcell.config import SoftmaxOptions
+from factorcell.config import EXTENSIBLE, KindOptions, ModelConfig, SoftmaxOptions, check_kind
 from factorcell.data.columns.context import Context
-from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.nn.head import Head, HeadSizes
+from factorcell.data.columns.schema import MISSING, ContextSchema
+from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
+from factorcell.nn.hash_bias import BLOOM_SIZE, HASH_SIZE, HashBias, Pairs
 from factorcell.nn.kernels import library, softmax
 from factorcell.nn.kernels.drawing import PackedTable
-from factorcell.nn.output_bias import BLOOM_SIZE, HASH_SIZE, TABLES, HashBias, Pairs
 
 MAX_BIASES = 1 << 25  # largest number of biases, one for each text and token, that are computed at once
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Sizes, variables and special tokens that the rest of a model determines for its head.
+
+    Attributes:
+        vector_size: Size of the vectors of the backbone, H.
+        model: The section `model` of the config, whose `output_bias` names the biases that depend on the context.
+        schema: The context variables; empty if the head is not adapted.
+        variable_sizes: Sizes of the embeddings of the context variables, in the order of the encoder.
+        specials: The ids of special tokens. The start token is never predicted.
+        is_pretrained: Whether the token embeddings are the output layer of a pretrained model, so that the logits are
+            their products with the vectors.
+        bias: The bias (V,) of that layer; None if it has none.
+    """
+
+    vector_size: int
+    model: ModelConfig
+    schema: ContextSchema
+    variable_sizes: tuple[int, ...]
+    specials: Specials
+    is_pretrained: bool = False
+    bias: Tensor | None = None
+
+
+class Head(nn.Module):
+    """Base class of heads.
+
+    Args:
+        options: An instance of `Options`, the options of this kind.
+        embedding: The token embeddings (V, E) of the input layer, which a head may share; of a pretrained backbone,
+            those of its output layer.
+        sizes: Sizes, variables and special tokens that the rest of the model determines.
+    """
+
+    Options: ClassVar[type[KindOptions]] = KindOptions
+
+    def __init__(self, options: Any, embedding: nn.Parameter, sizes: HeadSizes) -> None:
+        super().__init__()
+
+    def initialize(self, log_probs: Tensor) -> None:
+        """Initialize the head from the log probabilities (V,) of the tokens; by default do nothing."""
+
+    def observe(self, tokens: Any, categories: Any) -> None:
+        """Receive the targets (N,) of training and the values (N, C) of their texts; by default do nothing."""
+
+    def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Any:
+        """Compute everything that B contexts determine in the head.
+
+        Args:
+            vector: Context vectors (B, K).
+            parts: The embedding (B, size) of each variable.
+            context: The values of the variables.
+
+        Returns:
+            `Conditions` of the head.
+        """
+        raise NotImplementedError
+
+    def fold(self, conditions: Any) -> Any:
+        """Return equivalent conditions with which scoring many tokens is faster; by default return `conditions`."""
+        return conditions
+
+    def nats(self, vectors: Tensor, targets: Tensor, conditions: Any) -> Tensor:
+        """Return the exact nats (B, T) of `targets` (B, T), predicted by `vectors` (B, T, H)."""
+        raise NotImplementedError
+
+    def log_probabilities(self, vectors: Tensor, conditions: Any) -> Tensor:
+        """Return log probabilities (B, V) of the next token, predicted by `vectors` (B, H)."""
+        raise NotImplementedError
+
+    def row_tables(self) -> list[list[nn.Parameter]]:
+        """Return groups of tables of which a sampled loss reads some rows, the same in a group; by default none."""
+        return []
+
+    def pack(self) -> Any:
+        """Return the weights in the form that compiled sampling reads; None if it does not support the head."""
+        return None
+
+
+def register_head(name: str, head: type[Head]) -> None:
+    """Make a kind of head available to the option `head` in this process.
+
+    Args:
+        name: Kind of the head: lower-case letters, digits and underscores.
+        head: Class that extends `Head` and has `Options` of this kind.
+
+    Raises:
+        UserError: The name is taken, or the class has no `Options` of this kind.
+    """
+    EXTENSIBLE["head"].register(name, head, check_kind)
+
+
+class LowRankBias(nn.Module):
+    """Q c: a low-rank approximation of one bias vector per context."""
+
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sizes.model.context_size))
+
+    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
+        """Return the features (B, K): the context vectors."""
+        return vector
+
+
+class LowRankEachBias(nn.Module):
+    """The sum of Q_i c_i: each variable shifts the bias by its own embedding c_i, without the context vector."""
+
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sum(sizes.variable_sizes)))
+
+    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
+        """Return the features (B, F): the embeddings of all variables."""
+        return torch.cat(list(parts), dim=1)
+
+
+class OneHotBias(nn.Module):
+    """The sum of A_i o_i: a coefficient for every pair of a token and a value of a categorical variable."""
+
+    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.schema = sizes.schema
+        column_count = sum(len(variable.values) for variable in self.schema.categories)
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, column_count))
+
+    def per_column(self, numbers: Sequence[float]) -> Tensor:
+        """Return the number of each column (F,) of `weight`, given the `numbers` (C,) of the categorical variables."""
+        counts = torch.tensor([len(variable.values) for variable in self.schema.categories])
+        return torch.tensor(list(numbers)).repeat_interleave(counts)
+
+    def count_nonzero(self) -> list[dict[str, Any]]:
+        """Return a row for each categorical `variable`: how many `coefficients` it has, and how many are `nonzero`."""
+        counts = [len(variable.values) for variable in self.schema.categories]
+        nonzero = torch.split((self.weight.detach() != 0).sum(0), counts)
+        return [
+            {"variable": variable.name, "coefficients": len(self.weight) * count, "nonzero": int(column_counts.sum())}
+            for variable, count, column_counts in zip(self.schema.categories, counts, nonzero, strict=True)
+        ]
+
+    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
+        """Return the features (B, F): the unit vector of each value, or the value frequencies for a missing value."""
+        features = [vector[:, :0]]  # no column: without categorical variables, the features are (B, 0)
+        for column, variable in enumerate(self.schema.categories):
+            value_ids = context.categories[:, column, None]
+            unit_vectors = vector.new_zeros(len(vector), len(variable.values)).scatter_(1, value_ids.clamp(min=0), 1.0)
+            frequencies = vector.new_tensor(variable.frequencies())
+            features.append(torch.where(value_ids == MISSING, frequencies, unit_vectors))
+        return torch.cat(features, dim=1)
+
+
+TABLES: dict[str, Callable[[int, HeadSizes], nn.Module]] = {
+    "low_rank": LowRankBias,
+    "low_rank_each": LowRankEachBias,
+    "one_hot": OneHotBias,
+    "sparse": OneHotBias,
+}
 
 
 class Samples(NamedTuple):
@@ -73,12 +240,11 @@ class Proposal:
 class ContextBias:
     """The inputs from which `SoftmaxHead` computes the adapted softmax biases of B contexts."""
 
-    features: Tensor  # features (B, F) of the biases in `output_bias.TABLES`
+    features: Tensor  # features (B, F) of the biases in `TABLES`
     categories: Tensor  # values of the categorical variables (B, C), for the hashed bias
     bias: Tensor | None = None  # the whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it
 
     def select(self, rows: Tensor) -> "ContextBias":
-        """Return the inputs of the contexts `rows` (B',), which may repeat."""
         return ContextBias(self.features[rows], self.categories[rows], None if self.bias is None else self.bias[rows])
 
 
@@ -138,7 +304,6 @@ class SoftmaxHead(Head):
         return hidden if self.projection is None else hidden @ self.projection
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
-        """Compute the inputs of the adapted biases of B contexts."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
@@ -148,7 +313,6 @@ class SoftmaxHead(Head):
         return replace(context_bias, bias=bias.expand(len(context_bias.features), -1))
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
-        """Add the pairs of targets (N,) and values (N, C) of their texts to the Bloom filter of the hashed bias."""
         if self.hashed is not None:
             self.hashed.observe(tokens, categories)
 
@@ -167,16 +331,13 @@ class SoftmaxHead(Head):
         return SampledRows(read_tokens, None if self.hashed is None else self.hashed.pairs(categories, read_tokens))
 
     def pack(self) -> PackedTable | None:
-        """Pack the token embeddings for `drawing.next_tokens`; return None if the compiled code cannot read them."""
         return PackedTable.of(self.embedding.detach()) if library.supports(self.embedding) else None
 
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
-        """Return log probabilities (B, V) of the next token after `hidden` (B, H) in B contexts."""
         bias = self.fold(context_bias).bias if context_bias.bias is None else context_bias.bias
         return F.log_softmax(torch.addmm(cast(Tensor, bias), self.project(hidden), self.embedding.T), dim=-1)
 
     def nats(self, hidden: Tensor, targets: Tensor, context_bias: ContextBias) -> Tensor:
-        """Return exact nats (B, T) of `targets` (B, T) after `hidden` (B, T, H) in B contexts."""
         tables, shared_bias = self.tables(), self.bias + self.start_mask
         arrays = torch.arange(len(hidden), device=hidden.device), self.project(hidden), targets
         parts = (torch.split(array, max(1, MAX_BIASES // len(self.embedding))) for array in arrays)

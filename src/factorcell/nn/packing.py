@@ -6,7 +6,7 @@ Shapes: V vocabulary, E embedding, H hidden, R rank, N rows and M columns of a m
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from factorcell.adapters.adapters import Shift
 from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.nn.backbones.recurrent import RecurrentBackbone, RecurrentConditions, RecurrentState
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signatures import CONTEXT, MODEL, Signature
 from factorcell.nn.language_model import Conditioning, LanguageModel
 from factorcell.nn.output import SoftmaxHead
 
@@ -46,35 +45,17 @@ class Layout:
         """The number of values in the state after a token: h, m, and the log probabilities of the next token."""
         return 2 * self.hidden_size + self.vocabulary_size
 
-    def letters(self) -> dict[str, int]:
-        """Return the values of the letters in the shapes of `signatures.MODEL` and `signatures.CONTEXT`."""
-        lanes = library.LANES[self.variant]
-        panel_columns = PANEL * lanes
-        gate_columns = GATES * (self.hidden_size + -self.hidden_size % lanes)  # H is rounded up to whole vectors
-        columns = {"V": self.vocabulary_size, "E": self.embedding_size, "G": gate_columns, "R": self.rank}
-        words = {"sH": -(-self.hidden_size // 2), "wR": -(-self.rank // 2)}  # two rows in a word, rounded up
-        panels = {f"p{letter}": -(-count // panel_columns) for letter, count in columns.items()}
-        others = {"P": panel_columns, "H": self.hidden_size, "W": panels["pV"] * panel_columns}
-        return {**columns, **words, **panels, **others}
-
 
 class PackedArrays:
-    """Arrays by their names in native/kernels.h, checked once against a `layout`, with their addresses.
-
-    The checks take longer than a search. Callers must not replace the arrays afterwards.
-    """
-
-    signature: ClassVar[Signature]
+    """Arrays by their names in native/kernels.h, with their addresses; callers must not replace them afterwards."""
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
         self.layout, self.arrays = layout, dict(arrays)
-        self.addresses = self.signature.checked_addresses(layout.letters(), self.arrays)
+        self.addresses = {name: array.data_ptr() for name, array in self.arrays.items()}
 
 
 class PackedContext(PackedArrays):
     """The packed weights that one context determines."""
-
-    signature = CONTEXT
 
 
 class PackedModel(PackedArrays):
@@ -82,8 +63,6 @@ class PackedModel(PackedArrays):
 
     A search with products in bfloat16 also reads the weights in float32, to score its results again in float32.
     """
-
-    signature = MODEL
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], specials: Specials) -> None:
         super().__init__(layout, arrays)
@@ -134,6 +113,9 @@ class PackedModel(PackedArrays):
         if shift.left is not None and shift.right is not None:
             inputs, left = shift.left[0].split_with_sizes([layout.embedding_size, layout.hidden_size])
             right = _reorder_gates(shift.right[0], lanes)
+            sizes = (left.shape[1], *shift.right.shape[1:])
+            if sizes != (layout.rank, layout.rank, GATES * layout.hidden_size):  # of an adapter of another package
+                raise ValueError(f"shift: expected the sizes of {layout}, got {sizes}")
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _pack(factor, lanes) for name, factor in factors.items()}
             if layout.is_bfloat16:

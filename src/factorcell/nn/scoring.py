@@ -77,14 +77,7 @@ class TextModel:
             optional += tuple(variable.name for variable in absent)
         return self._prepare(table, unknown=unknown, optional=optional, truncate=truncate)
 
-    def read(
-        self,
-        texts: Sequence[str],
-        contexts: Any,
-        *,
-        unknown: str = "error",
-        truncate: bool = True,
-    ) -> Corpus:
+    def read(self, texts: Sequence[str], contexts: Any, *, unknown: str = "error", truncate: bool = True) -> Corpus:
         """Read texts with a context for each; no text is dropped.
 
         Args:

@@ -8,18 +8,14 @@ checkpoint. The estimate is at most three times too high.
 """
 
 from functools import lru_cache
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
-from factorcell.io import files, memory
+from factorcell.io import memory
 from factorcell.nn.language_model import LanguageModel, max_prompt_length
-
-Shapes = dict[str, tuple[int, ...]]  # shapes of parameters by their names
 
 FLOAT_BYTES = 4
 TRAINING_VALUES = 7  # values stored per parameter in training
@@ -35,12 +31,6 @@ def meta_model(config: Config, vocabulary_size: int, schema: ContextSchema) -> L
         if "overflow" in str(error):
             raise UserError("a tensor of this model would have more than 2^63 bytes; reduce its sizes") from None
         raise
-
-
-def tensor_shapes(config: Config, vocabulary_size: int, schema: ContextSchema) -> Shapes:
-    """Return the shape of each tensor that a run folder stores (`LanguageModel.saved_tensors`), by its name."""
-    tensors = meta_model(config, vocabulary_size, schema).saved_tensors()
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_memory(config: Config, vocabulary_size: int, schema: ContextSchema, *, for_training: bool = False) -> None:
@@ -68,7 +58,9 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
     backbone = model.backbone.footprint()
     token_values = batch_tokens * (4 * model.embedding.shape[1] + backbone.token)
     parameter_values = _stored_values(model, for_training=True)
-    return FLOAT_BYTES * (parameter_values + token_values + batch_texts * backbone.text + 6 * training.samples)
+    return FLOAT_BYTES * (
+        parameter_values + token_values + batch_texts * 2 * backbone.conditions + 6 * training.samples
+    )
 
 
 def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:
@@ -80,18 +72,3 @@ def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: i
     score_values = 8 * min(continuations, model.vocabulary_size)
     hypothesis_values = 4 * backbone.state + 4 * tokens + score_values + backbone.conditions
     return FLOAT_BYTES * contexts * width * hypothesis_values
-
-
-def check_header(path: Path, expected: Shapes) -> None:
-    """Raise `UserError` unless the file `path` has tensors of the `expected` shapes; read only its header."""
-    if not path.is_file():
-        return  # loading the weights reports the missing file
-    try:
-        with files.open_tensors(path) as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
-    if shapes != expected:
-        name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
-        mismatch = f"{name}: expected {expected.get(name) or 'nothing'}, got {shapes.get(name) or 'nothing'}"
-        raise UserError(f"{path}: does not belong to this config, schema and vocabulary ({mismatch})")

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell.adapters.adapted_linear import UNCHANGED
-from factorcell.adapters.adapters import Shift
+from factorcell.adapters.adapters import UNCHANGED, Shift
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.nn.backbones.adapted_modules import Projection

@@ -132,8 +132,6 @@ class Run(TextModel):
             check_weights(folder)
         config = read_config(folder)
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
-        if trained:
-            sizes.check_header(folder / WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
         check_choice("precision", precision, PRECISIONS)
         run = cls(folder, config, tokenizer, schema)
         run.model.to(find_device(device, config.backbone))
@@ -167,16 +165,22 @@ class Run(TextModel):
         """Load the best weights from the folder and disable gradients of the model.
 
         Raises:
-            UserError: The weights are missing or damaged, or the schema or the vocabulary was altered.
+            UserError: The weights are missing, damaged or those of another model, or the schema or vocabulary was altered.
         """
         path = self.folder / WEIGHTS
         tensors, facts = files.load_tensors(path)
         files.check_digests(self.folder, facts.get("digests", {}))
+        saved = self.model.saved_tensors()
+        for name in {**saved, **tensors}:
+            expected, shape = (tuple(part[name].shape) if name in part else None for part in (saved, tensors))
+            if shape != expected:
+                mismatch = f"{name}: expected {expected or 'nothing'}, got {shape or 'nothing'}"
+                raise UserError(f"{path}: does not belong to this config, schema and vocabulary ({mismatch})")
         for name, tensor in tensors.items():
             if not tensor.sum().isfinite():
                 raise UserError(f"{path}: {name} contains NaN or infinity; train the run again")
         with torch.no_grad():
-            for name, tensor in self.model.saved_tensors().items():
+            for name, tensor in saved.items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
         with path.open("rb") as file:

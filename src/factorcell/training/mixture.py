@@ -30,16 +30,19 @@ from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import category_variable
 from factorcell.io import files
 from factorcell.io.input_files import CONFIG
-from factorcell.ngram.count_models import (
+from factorcell.ngram.mixture import (
     CACHE,
+    FILE,
+    FORMAT,
     NGRAM,
     VALUE,
     CountModels,
+    Mixture,
     ValueOrder,
     count_by_value,
+    read_weights,
     values_of_texts,
 )
-from factorcell.ngram.mixture import FILE, FORMAT, Mixture, read_weights
 from factorcell.ngram.ngram import FILE as NGRAM_FILE
 from factorcell.ngram.ngram import NGram, count_ngrams, default_order
 from factorcell.nn.devices import AUTO, FLOAT32

@@ -25,7 +25,7 @@ from factorcell.config import sparse_penalties
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 from factorcell.nn.language_model import LanguageModel
-from factorcell.nn.output_bias import OneHotBias
+from factorcell.nn.output import OneHotBias
 from factorcell.runs.run import Run
 
 # The parts of a model, each with a pattern for the beginning of the names of its parameters. A parameter belongs to the

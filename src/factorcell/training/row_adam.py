@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signatures import ROWS, checked_shape
+from factorcell.nn.kernels.signatures import ROWS
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 DECAY = BETA1 / BETA2**0.5  # p
@@ -107,7 +107,7 @@ class RowAdam:
 
 def _call_kernel(table: Tensor, mean: Tensor, squared_mean: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """Compute `_catch_up` (if `arrays` contains "columns") or `_step` in compiled code."""
-    table_size, width = checked_shape("table", table, 2)
+    table_size, width = table.shape
     numbers = {"rows": len(rows), "size": table_size, "width": width, "threads": library.thread_count(len(rows))}
     tensors = {"table": table, "first": mean, "second": squared_mean, **library.dense_arrays(index=rows, **arrays)}
     arguments = ROWS.checked_arguments(numbers, tensors)

@@ -11,6 +11,7 @@ from factorcell.config import RecurrentOptions
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import gpu, gpu_recurrence
+from factorcell.nn.kernels.recurrence import RecurrenceInputs
 from tests.nn.kernels import test_recurrence
 from tests.nn.kernels.test_recurrence import Arrays
 
@@ -27,6 +28,13 @@ def arrays(batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: b
     return {name: all_arrays[name] for name in NAMES} | {
         "lengths": torch.arange(batch) % (steps + 1) if ragged else None
     }
+
+
+def run(a: Arrays) -> tuple[Tensor, Tensor]:
+    input_gates = a["input_gates"]
+    assert input_gates is not None
+    bias = input_gates.new_zeros(len(input_gates), input_gates.shape[2])
+    return gpu_recurrence.run(RecurrenceInputs(**a, bias=bias))  # type: ignore[arg-type]
 
 
 def run_plain_loop(a: Arrays) -> tuple[Tensor, Tensor]:
@@ -50,7 +58,7 @@ def make_leaves(a: Arrays, dtype: torch.dtype, device: str) -> Arrays:
 def check(a: Arrays, dtype: torch.dtype = torch.float32, value: float = 1e-5, gradient: float = 1e-4) -> None:
     fast = make_leaves(a, dtype, DEVICE)
     plain = make_leaves({name: round_to(x, dtype) for name, x in a.items()}, torch.double, "cpu")
-    results = [gpu_recurrence.run(**fast), run_plain_loop(plain)]  # type: ignore[arg-type]
+    results = [run(fast), run_plain_loop(plain)]
     for hidden, memory in results:
         factor = torch.linspace(-1, 1, hidden.numel(), dtype=torch.double).view_as(hidden).to(hidden.device)
         ((hidden.double() * factor).sum() + (memory.double() ** 2).sum()).backward()  # type: ignore[no-untyped-call]
@@ -123,7 +131,7 @@ def test_the_memory_is_float32_for_bfloat16_inputs() -> None:
     forget = torch.tensor([0.0, 9.0, 0.0]).repeat_interleave(16)
     a["input_gates"], a["weight"] = forget.expand(2, 40, 48), torch.zeros(16, 48)
     low = {name: x if x is None else x.to(DEVICE, torch.bfloat16) for name, x in a.items()}
-    _, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
+    _, memory = run(low)
     assert memory.dtype == torch.float32
     _, expected = run_plain_loop({name: x if x is None else x.to("cpu", torch.double) for name, x in low.items()})
     torch.testing.assert_close(memory.cpu().double(), expected, atol=1e-5, rtol=1e-5)
@@ -138,7 +146,7 @@ def test_values_beyond_the_end_are_never_read() -> None:
         x = a[name]
         assert x is not None
         x.data[beyond] = torch.nan
-    hidden, memory = gpu_recurrence.run(**a)  # type: ignore[arg-type]
+    hidden, memory = run(a)
     assert bool((hidden[beyond] == 0).all())
     empty = a["memory"]
     assert empty is not None
@@ -159,7 +167,7 @@ def test_large_values_saturate_and_nan_affects_only_its_text() -> None:
     a["input_gates"][1, 1, 5] = torch.nan
     low = {name: None if x is None else x.to(DEVICE) for name, x in a.items()}
     with np.errstate(over="ignore", invalid="ignore"):  # numpy in the interpreter warns about both
-        hidden, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
+        hidden, memory = run(low)
     expected, _ = run_plain_loop({name: None if x is None else x.double() for name, x in a.items()})
     torch.testing.assert_close(hidden[0].cpu().double(), expected[0], atol=1e-4, rtol=1e-4)
     assert hidden[1, 0].isfinite().all()
@@ -170,7 +178,7 @@ def test_large_values_saturate_and_nan_affects_only_its_text() -> None:
 
 def test_two_halves_equal_the_whole() -> None:
     a = {name: x if x is None else x.to(DEVICE) for name, x in arrays(3, 6, 12, 2, False, False).items()}
-    hidden, memory = gpu_recurrence.run(**a)  # type: ignore[arg-type]
+    hidden, memory = run(a)
     halves = []
     for part in (slice(0, 2), slice(2, 6)):
         for name in ("input_gates", "input_reduced"):
@@ -179,7 +187,7 @@ def test_two_halves_equal_the_whole() -> None:
             a[f"half_{name}"] = x[:, part]
         half = {**a, "input_gates": a["half_input_gates"], "input_reduced": a["half_input_reduced"]}
         half = {name: x for name, x in half.items() if not name.startswith("half_")}
-        outputs, a["memory"] = gpu_recurrence.run(**half)  # type: ignore[arg-type]
+        outputs, a["memory"] = run(half)
         a["hidden"] = outputs[:, -1]
         halves.append(outputs)
     torch.testing.assert_close(torch.cat(halves, dim=1), hidden)

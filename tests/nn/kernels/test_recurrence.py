@@ -148,7 +148,7 @@ def test_nothing_is_stored_for_the_backward_pass_without_gradients() -> None:
     a = arrays(5, 4, 20, 3, norm=True)
     with torch.no_grad():
         results = run(a)
-        stored = recurrence._forward(a, needs_backward=False, is_bfloat16=False, instruction_set=0)[3:]
+        stored = recurrence._forward(a, needs_backward=False, packed=None, is_bfloat16=False, instruction_set=0)[3:]
     assert [array.numel() for array in stored] == [0, 0, 0, 0]
     for result, expected in zip(results, run(make_leaves(a, double=False)), strict=True):
         torch.testing.assert_close(result, expected)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from factorcell.nn.kernels import library, recurrence, softmax
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs
-from factorcell.nn.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX, Signature
+from factorcell.nn.kernels.signatures import DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX, Signature
 from factorcell.training.row_adam import RowAdam
 from tests.kernels import VARIANTS, compiled
 from tests.nn.kernels import fuzz
@@ -47,11 +47,6 @@ def test_signatures_have_the_fields_of_the_header(name: str, signature: Signatur
     assert [(kinds[kind.__name__], field) for field, kind in signature.structure._fields_] == fields
 
 
-def test_a_request_contains_the_fields_of_a_context() -> None:
-    pointers = [field for field, kind in REQUEST.structure._fields_ if kind.__name__ == "c_void_p"]
-    assert pointers == [*CONTEXT.arrays, *REQUEST.arrays]
-
-
 def call_recurrence(**changed: Any) -> Callable[[], object]:
     arguments: Arrays = {**arrays(3, 4, 10, 2, norm=True, ragged=True, scale=True, feed=True, drop=True), **changed}
     return lambda: recurrence.run(RecurrenceInputs(**arguments))  # type: ignore[arg-type]
@@ -70,24 +65,30 @@ def call_rows(rows: Tensor, gradient: Tensor) -> Callable[[], object]:
 WRONG = [
     (call_recurrence(lengths=torch.tensor([4, 5, 0])), r"lengths contains 5; expected 0 to 4"),
     (call_recurrence(lengths=torch.tensor([4, -1, 0])), r"lengths contains -1; expected 0 to 4"),
-    (call_recurrence(lengths=torch.tensor([4, 1, 0]).int()), r"lengths is int32 \(3,\), .* expected int64 \(3,\)"),
-    (call_recurrence(lengths=torch.tensor([4, 1])), r"lengths is int64 \(2,\), .*\(B\)"),
-    (call_recurrence(bias=torch.zeros(2, 30)), r"bias is float32 \(2, 30\), .* \(3, 30\), .*\(B 3H\)"),
+    (
+        call_recurrence(lengths=torch.tensor([4, 1, 0]).int()),
+        r"lengths is torch.int32 \(3,\) .* expected torch.int64 \(3,\)",
+    ),
+    (call_recurrence(lengths=torch.tensor([4, 1])), r"lengths is torch.int64 \(2,\) .* B\?$"),
+    (call_recurrence(bias=torch.zeros(2, 30)), r"bias is torch.float32 \(2, 30\) .* torch.float32 \(3, 30\), B 3H"),
     (call_recurrence(input_gates=torch.zeros(0, 4, 30)), r"sequences is 0; expected 1 to"),
-    (call_recurrence(input_gates=torch.zeros(4, 30)), r"input_gates is float32 \(4, 30\), .* 3 dimensions"),
-    (call_recurrence(input_gates=torch.zeros(3, 4, 30).double()), r"input_gates is float64 .* expected float32"),
+    (call_recurrence(input_gates=torch.zeros(4, 30)), r"unpack"),
+    (
+        call_recurrence(input_gates=torch.zeros(3, 4, 30).double()),
+        r"input_gates is torch.float64 .* expected torch.float32",
+    ),
     (call_recurrence(right=None), r"right is missing; expected \(3, 2, 30\)"),
-    (call_recurrence(left=None), r"input_reduced is .* expected float32 \(3, 4, 0\)"),
-    (call_recurrence(packed=PackedWeight(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is float32 \(9,\)"),
-    (call_softmax(bias=torch.zeros(4, 9)), r"values is float32 \(6, 4\), .*\(4, 4\)"),
-    (call_softmax(bias=torch.zeros(7, 9)), r"values is float32 \(6, 4\), .*\(0, 4\)"),
+    (call_recurrence(left=None), r"input_reduced is .* expected torch.float32 \(3, 4, 0\)"),
+    (call_recurrence(packed=PackedWeight(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is torch.float32 \(9,\)"),
+    (call_softmax(bias=torch.zeros(4, 9)), r"values is torch.float32 \(6, 4\) .*\(4, 4\)"),
+    (call_softmax(bias=torch.zeros(7, 9)), r"values is torch.float32 \(6, 4\) .*\(0, 4\)"),
     (call_softmax(bias=torch.zeros(0, 9)), r"texts is 0"),
-    (call_softmax(table=torch.zeros(9, 3)), r"values is float32 \(6, 4\), .*\(6, 3\)"),
-    (call_softmax(values=torch.zeros(6, 4, device="meta")), r"values is .* on meta; .* on cpu"),
+    (call_softmax(table=torch.zeros(9, 3)), r"values is torch.float32 \(6, 4\) .*\(6, 3\)"),
+    (call_softmax(values=torch.zeros(6, 4, device="meta")), r"values is .* on meta"),
     (call_rows(torch.tensor([0, 5]), torch.zeros(2, 3)), r"index contains 5; expected 0 to 4"),
     (call_rows(torch.tensor([0, -1]), torch.zeros(2, 3)), r"index contains -1; expected 0 to 4"),
-    (call_rows(torch.tensor([0, 1]).int(), torch.zeros(2, 3)), r"index is int32"),
-    (call_rows(torch.tensor([0, 1]), torch.zeros(1, 3)), r"gradient is float32 \(1, 3\)"),
+    (call_rows(torch.tensor([0, 1]).int(), torch.zeros(2, 3)), r"index is torch.int32"),
+    (call_rows(torch.tensor([0, 1]), torch.zeros(1, 3)), r"gradient is torch.float32 \(1, 3\)"),
 ]
 
 

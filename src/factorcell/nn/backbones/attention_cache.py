@@ -1,15 +1,14 @@
 """The state of a Transformer: keys and values of the tokens read so far, which later tokens attend to.
 
 A `CacheState` has arrays in which the tokens of each text end at the last column; shorter texts are padded on the left.
-A `CacheTree` stores the states of the thousands of hypotheses of a search. Hypotheses share their first tokens with
-their parents, so the tree stores each token once: with L layers, k key heads of d numbers, a hypothesis needs 8 L k d
-bytes, however long it is, and the typed prefix needs as much per token.
+A `CacheTree` stores the states of the thousands of hypotheses of a search, and each token once, because hypotheses
+share their first tokens with their parents.
 
 Shapes: N texts, S stored tokens, T new tokens, A attention heads of keys, d numbers per head.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,7 +39,6 @@ class CacheState:
         return self.arrays[0].shape[2] if self.arrays else 0
 
     def select(self, rows: Tensor) -> "CacheState":
-        """Return the state of the texts `rows`, which may repeat."""
         arrays = tuple(array[rows] for array in self.arrays)
         return CacheState(self.lengths[rows], arrays, self.tree, None if self.entries is None else self.entries[rows])
 
@@ -50,25 +48,19 @@ class CacheState:
         return CacheState(self.lengths - count, tuple(array[:, :, :end] for array in self.arrays))
 
     def cat(self, others: Sequence["CacheState"]) -> "CacheState":
-        """Return the state of the texts of this state, followed by those of `others`."""
         if not others:
             return self  # without a copy
         states = [self, *others]
-        lengths, width = torch.cat([state.lengths for state in states]), max(state.width for state in states)
+        width = max(state.width for state in states)
         template = next((state.arrays for state in states if state.arrays), ())
-        arrays = []
-        for index, array in enumerate(template):
-            parts = [
-                state.arrays[index]
-                if state.arrays
-                else array.new_zeros(len(state.lengths), array.shape[1], 0, array.shape[3])
-                for state in states
-            ]
-            arrays.append(torch.cat([F.pad(part, (0, 0, width - part.shape[2], 0)) for part in parts]))
-        return CacheState(lengths, tuple(arrays))
+        empty = [array[:0, :, :0] for array in template]
+        parts = [state.arrays or [x.new_zeros(len(state.lengths), *x.shape[1:]) for x in empty] for state in states]
+        padded = [[F.pad(array, (0, 0, width - array.shape[2], 0)) for array in arrays] for arrays in parts]
+        return CacheState(
+            torch.cat([state.lengths for state in states]), tuple(map(torch.cat, zip(*padded, strict=True)))
+        )
 
     def reserve(self, rows: int) -> "CacheTree":
-        """Return empty space for the states of `rows` texts."""
         return CacheTree(rows, self.lengths.device)
 
     def is_stored(self) -> Tensor | None:
@@ -87,7 +79,7 @@ class CacheState:
         """
         new_count = arrays[0].shape[2] - self.width
         if lengths is None or bool((lengths == new_count).all()):
-            return CacheState(self.lengths + new_count, tuple(arrays), self.tree, self.entries)
+            return replace(self, lengths=self.lengths + new_count, arrays=tuple(arrays))
         all_lengths = self.lengths + lengths
         new_width = int(all_lengths.max())
         # The tokens of a text are consecutive columns, which end at column S + lengths. Move them to the last columns.
@@ -107,28 +99,20 @@ class CacheTree:
     def __init__(self, rows: int, device: torch.device) -> None:
         self._arrays: list[Tensor] = []  # the keys, then the values (entries, A, d) of each layer
         self.stored_tokens = 0
-        self._entries = torch.zeros(rows, 0, dtype=torch.int64, device=device)  # (rows, S), padded on the right
+        self._entries = torch.zeros(rows, 0, dtype=torch.int64, device=device)  # (rows, S), padded on the left
         self._lengths = torch.zeros(rows, dtype=torch.int64, device=device)
 
     def put(self, first: int, state: CacheState) -> None:
-        """Store the `state` of N texts in the rows from `first` on.
-
-        Tokens that this tree stores already are not copied. New tokens are taken from the last columns of the state.
-        """
+        """Store the `state` of N texts in the rows from `first` on; copy only tokens that this tree does not store."""
         count, width = len(state.lengths), state.width
-        if state.tree is self and state.entries is not None:
-            stored = state.entries
-        else:
-            stored = self._entries.new_zeros(count, 0)
+        stored = state.entries if state.tree is self else None
+        stored = self._entries.new_zeros(count, 0) if stored is None else stored
         entries = torch.cat([stored, self._append(state, width - stored.shape[1])], dim=1)
-        # Move the tokens of each text to the first columns, where the parents of later texts have them, too.
-        columns = torch.arange(width, device=entries.device) + (width - state.lengths)[:, None]
-        entries = entries.gather(1, columns.clamp(max=max(0, width - 1))) if width else entries
         stored_width = self._entries.shape[1]
         if width > stored_width:
-            self._entries = F.pad(self._entries, (0, max(width, 2 * stored_width) - stored_width))
+            self._entries = F.pad(self._entries, (max(width, 2 * stored_width) - stored_width, 0))
         rows = slice(first, first + count)
-        self._entries[rows, :width] = entries
+        self._entries[rows, self._entries.shape[1] - width :] = entries
         self._lengths[rows] = state.lengths
 
     def select(self, rows: Tensor) -> CacheState:
@@ -137,8 +121,7 @@ class CacheTree:
         width = int(lengths.max()) if len(lengths) else 0
         if not width:
             return CacheState(lengths)
-        columns = torch.arange(width, device=rows.device) - (width - lengths)[:, None]
-        entries = self._entries[rows].gather(1, columns.clamp(min=0))  # (N, S), padded on the left
+        entries = self._entries[rows, self._entries.shape[1] - width :]
         arrays = tuple(array[entries].transpose(1, 2) for array in self._arrays)
         return CacheState(lengths, arrays, self, entries)
 

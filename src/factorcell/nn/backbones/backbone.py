@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from factorcell.adapters.encoder import INITIAL_STD
 from factorcell.config import EXTENSIBLE, KindOptions, check_kind
 
 
@@ -73,13 +72,11 @@ class Footprint:
 
     Attributes:
         token: Values per token of a training batch, including gradients.
-        text: Additional values per text of a training batch.
         state: Values in the `BackboneState` of one text.
         conditions: Values in the `Conditions` of one context.
     """
 
     token: int
-    text: int
     state: int
     conditions: int
 
@@ -103,11 +100,6 @@ class Backbone(nn.Module):
     def embedding_size(cls, options: Any) -> int | None:
         """Return the size of token embeddings that a backbone with these `options` needs; by default None: any size."""
         return None
-
-    @classmethod
-    def context_std(cls, options: Any) -> float:
-        """Return the standard deviation of the initial embeddings of context variables."""
-        return INITIAL_STD
 
     def condition(self, vector: Tensor, packed: Any = None) -> Any:
         """Return the `Conditions` of B contexts.
@@ -153,7 +145,7 @@ class Backbone(nn.Module):
 
     def footprint(self) -> Footprint:
         """Estimate how many values this backbone stores; by default, those of one layer of its size."""
-        return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
+        return Footprint(token=8 * self.size, state=2 * self.size, conditions=self.size)
 
     def token_tables(
         self, vocabulary_size: int, known_count: int, end: int
@@ -171,13 +163,6 @@ class Backbone(nn.Module):
 
     def pack(self) -> Any:
         """Return weights in a form with which reading few texts is faster; by default None: there is no such form."""
-        return None
-
-    def adapted_share(self) -> float | None:
-        """Return the number of values that a context changes, divided by the number of parameters.
-
-        By default return None: the share is unknown.
-        """
         return None
 
 

@@ -41,7 +41,6 @@ class CellState(NamedTuple):
     memory: Tensor
 
     def select(self, rows: Tensor) -> "CellState":
-        """Return the states of the texts `rows` (B',), which may repeat."""
         return CellState(*(part[rows] for part in self))
 
 
@@ -200,7 +199,7 @@ def update_state_in_one_kernel(
     step: RecurrentStep, gates: Tensor, product: Tensor, state: CellState, /, *others: Tensor | None
 ) -> CellState:
     """Compute `update_state` for the coupled cell in one Triton kernel."""
-    return CellState(*gpu_step.run(gates, product, state.hidden, state.memory, *others))
+    return CellState(*gpu_step.run(gates, product, *state, *others))
 
 
 def multiply_hidden(inputs: RecurrenceInputs, hidden: Tensor, reduced: Tensor | None) -> Tensor:

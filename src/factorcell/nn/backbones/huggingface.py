@@ -1,8 +1,6 @@
-"""The backbone that is a causal language model of the Hugging Face library `transformers`.
+"""The backbone that is a causal language model of `transformers`, whose linear maps the context changes.
 
-A base is pretrained (`factorcell.io.pretrained`), or a new model of a named architecture with random weights. The
-linear maps of its attention and feed-forward networks become adapted maps (`adapted_modules`), whose weights the
-context changes.
+A base is pretrained (`factorcell.io.pretrained`), or a new model of a named architecture with random weights.
 
 Shapes: B contexts, N texts, T steps, E token embedding (also the size of the vectors), K context, P prefix vectors.
 """
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Shift, normal
-from factorcell.adapters.encoder import FROZEN_BASE_STD, INITIAL_STD
 from factorcell.config import HuggingFaceOptions
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
@@ -96,11 +93,6 @@ class HuggingFaceBackbone(Backbone):
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
         self.prefix = nn.Parameter(normal((sizes.context, count, self.size), PREFIX_STD)) if count else None
-
-    @classmethod
-    def context_std(cls, options: HuggingFaceOptions) -> float:
-        """Return larger embeddings for a frozen base."""
-        return FROZEN_BASE_STD if options.is_frozen else INITIAL_STD
 
     @classmethod
     def embedding_size(cls, options: HuggingFaceOptions) -> int:
@@ -228,16 +220,11 @@ class HuggingFaceBackbone(Backbone):
         outputs = sum(projection.matrix().shape[1] for projection in self.maps.projections)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        conditions = self._values_per_context
         return Footprint(
             token=3 * outputs + 12 * self.size * config.num_hidden_layers,
-            text=2 * conditions,
             state=2 * config.num_hidden_layers * heads * head_size,
-            conditions=conditions,
+            conditions=self._values_per_context,
         )
-
-    def adapted_share(self) -> float:
-        return self._values_per_context / sum(projection.weight.numel() for projection in self.maps.projections)
 
     @cached_property
     def _values_per_context(self) -> int:

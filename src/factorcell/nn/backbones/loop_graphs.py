@@ -1,10 +1,8 @@
 """CUDA graphs of recurrent loops, so that a GPU does not wait for Python between the steps.
 
 A step of `cells.run_loop` is some 25 short kernels, and its backward pass twice as many. Python needs about 10
-microseconds to launch a kernel, and a GPU about 2 to run it. A CUDA graph records the kernels of all steps once, and
-launches them again without Python. This works for every cell, built in or not, with every option.
-
-A graph has fixed shapes and fixed addresses. Therefore
+microseconds to launch a kernel, and a GPU about 2 to run it. A CUDA graph records the kernels of all steps once, for
+every cell, and launches them again without Python. It has fixed shapes and fixed addresses. Therefore
 
 - numbers of texts and of steps are rounded up to `bucket_size`, and the loop skips what lies beyond the lengths;
 - long texts are read in pieces of `MAX_STEPS`;
@@ -24,7 +22,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -70,13 +68,57 @@ def bucket_size(count: int) -> int:
     return power * 3 // 4 if power > 8 and count <= power * 3 // 4 else power
 
 
-@dataclass
 class LoopGraph:
-    """A recorded loop of fixed shapes."""
+    """A recorded loop of fixed shapes: its forward and its backward pass over arrays at fixed addresses.
 
-    arrays: Arrays  # the arrays that the loop reads, results, and gradients, all in the buffer of the layer
-    replay_forward: Callable[[], None]  # computes the results from the arrays
-    replay_backward: Callable[[], None] | None  # computes the gradients, after `replay_forward`, if there are any
+    Attributes:
+        arrays: The arrays that the loop reads, results, and gradients, all in the buffer of the layer.
+        replay_forward: Computes the results from the arrays.
+        replay_backward: Computes the gradients after `replay_forward`, if the graph has a backward pass.
+    """
+
+    replay_forward: Callable[[], None]
+    replay_backward: Callable[[], None]
+
+    def __init__(
+        self, step: RecurrentStep, update: Callable[..., CellState], arrays: Arrays, differentiated: Sequence[str]
+    ) -> None:
+        self.step, self.update, self.arrays, self.differentiated = step, update, arrays, differentiated
+        self.results: tuple[Tensor, ...] = ()
+        self.replays = 0
+
+    def forward(self) -> None:
+        """Compute the results, and keep what the backward pass needs."""
+        arrays = self.arrays
+        with torch.inference_mode(False), torch.set_grad_enabled(bool(self.differentiated)):
+            if "zeros" in arrays:
+                arrays["zeros"].detach().zero_()  # other graphs use the same memory
+            gates = arrays["input_gates"]
+            optional: OptionalArrays = {name: arrays.get(name) for name in ARRAY_FIELDS}
+            inputs = RecurrenceInputs(**{**optional, "bias": gates[:, 0]})  # type: ignore[arg-type]
+            outputs, state = run_loop(self.step, gates, inputs, zeros=arrays.get("zeros"), update=self.update)
+        self.results = outputs, state.hidden, state.memory
+        with torch.no_grad():
+            for name, result in zip(RESULTS, self.results, strict=True):
+                arrays[name].copy_(result)
+
+    def backward(self) -> None:
+        """Compute the gradients of the differentiated arrays from those of the results."""
+        arrays = self.arrays
+        leaves = [arrays[name] for name in self.differentiated]
+        with torch.inference_mode(False):
+            named_results = zip(RESULTS, self.results, strict=True)
+            pairs = [(result, arrays[f"of_{name}"]) for name, result in named_results if result.requires_grad]
+            results, of_results = (list(tensors) for tensors in zip(*pairs, strict=True))
+            gradients = torch.autograd.grad(results, leaves, of_results, allow_unused=True)
+        self.results = ()
+        with torch.no_grad():
+            for name, gradient in zip(self.differentiated, gradients, strict=True):
+                of_array = arrays[f"of_{name}"]
+                of_array.zero_() if gradient is None else of_array.copy_(gradient)
+
+
+Replay = tuple[LoopGraph, int]  # a replay of the forward pass of a graph, with its number
 
 
 class LoopGraphs:
@@ -89,7 +131,7 @@ class LoopGraphs:
         self.graphs: OrderedDict[Any, LoopGraph] = OrderedDict()
         self.buffer: Tensor | None = None
         self.pool: Any = None
-        self.last_replay: _Replay | None = None  # the forward pass whose intermediate values are in memory
+        self.last_replay: Replay | None = None  # the forward pass whose intermediate values are in memory
 
     def __reduce__(self) -> tuple[type["LoopGraphs"], tuple[RecurrentStep, bool]]:
         """Copy a layer without its graphs, which belong to addresses."""
@@ -149,16 +191,16 @@ class LoopGraphs:
 
     def run_forward(
         self, arrays: OptionalArrays, lengths: Tensor, needs_backward: bool
-    ) -> tuple[tuple[Tensor, ...], "_Replay"]:
+    ) -> tuple[tuple[Tensor, ...], Replay]:
         """Compute the results, copied out of the buffer; also return what identifies this replay."""
         batch, steps = cast(Tensor, arrays["input_gates"]).shape[:2]
         with self.lock:
             replay = self._replay_forward(arrays, lengths, needs_backward)
-            outputs, hidden, memory = (replay.graph.arrays[name] for name in RESULTS)
+            outputs, hidden, memory = (replay[0].arrays[name] for name in RESULTS)
             return (outputs[:batch, :steps].clone(), hidden[:batch].clone(), memory[:batch].clone()), replay
 
     def run_backward(
-        self, arrays: OptionalArrays, lengths: Tensor, replay: "_Replay", of_results: Mapping[str, Tensor]
+        self, arrays: OptionalArrays, lengths: Tensor, replay: Replay, of_results: Mapping[str, Tensor]
     ) -> Arrays:
         """Return the gradients of `DIFFERENTIATED`, copied out of the buffer, from the gradients of the results.
 
@@ -166,20 +208,23 @@ class LoopGraphs:
         """
         batch, steps = cast(Tensor, arrays["input_gates"]).shape[:2]
         with self.lock:
-            if self.last_replay is not replay:
+            if self.last_replay != replay:
                 replay = self._replay_forward(arrays, lengths, needs_backward=True)
-            graph = replay.graph
+            graph, _ = replay
             for name, gradient in of_results.items():
                 _fill(graph.arrays[f"of_{name}"], gradient, _axes(name, gradient))
-            cast(Callable[[], None], graph.replay_backward)()
+            graph.replay_backward()
             self.last_replay = None  # the backward pass has overwritten the intermediate values
             sizes = {"B": batch, "T": steps}
             gradients = {name: graph.arrays[f"of_{name}"] for name in DIFFERENTIATED if f"of_{name}" in graph.arrays}
-            return {name: _region(x, _axes(name, x), sizes).clone() for name, x in gradients.items()}
+            return {
+                name: x[tuple(slice(sizes[axis]) for axis in _axes(name, x))].clone() for name, x in gradients.items()
+            }
 
-    def _replay_forward(self, arrays: OptionalArrays, lengths: Tensor, needs_backward: bool) -> "_Replay":
+    def _replay_forward(self, arrays: OptionalArrays, lengths: Tensor, needs_backward: bool) -> Replay:
         graph = self._graph(arrays, lengths, needs_backward)
-        self.last_replay = _Replay(graph)
+        graph.replays += 1
+        self.last_replay = graph, graph.replays
         for name, array in arrays.items():
             if array is not None:
                 _fill(graph.arrays[name], array, _axes(name, array))
@@ -192,9 +237,10 @@ class LoopGraphs:
         gates = cast(Tensor, arrays["input_gates"])
         sizes = {"B": bucket_size(gates.shape[0]), "T": min(bucket_size(gates.shape[1]), MAX_STEPS)}
         present = {name: array for name, array in {**arrays, "lengths": lengths}.items() if array is not None}
-        layout = {
-            name: (_padded_shape(array, _axes(name, array), sizes), array.dtype) for name, array in present.items()
-        }
+        layout = {}  # the shape of each array with its axes rounded up to `sizes`, and its type
+        for name, array in present.items():
+            axes = _axes(name, array)
+            layout[name] = (*(sizes[axis] for axis in axes), *array.shape[len(axes) :]), array.dtype
         key = (tuple(layout.items()), needs_backward, torch.get_float32_matmul_precision(), gates.device)
         if key not in self.graphs:
             with torch.inference_mode(False), gpu.on(gates):
@@ -228,16 +274,17 @@ class LoopGraphs:
             arrays[name].requires_grad_()
         in_one_kernel = self.in_one_kernel and gpu.supports(arrays["input_gates"])
         update = update_state_in_one_kernel if in_one_kernel else update_state
-        loop = _RecordedLoop(self.step, update, arrays, differentiated)
+        graph = LoopGraph(self.step, update, arrays, differentiated)
         if device.type == "cuda":  # the first call of a kernel, which may compile it, cannot be recorded
             with on_recording_stream():
-                loop.forward()
+                graph.forward()
                 if differentiated:
-                    loop.backward()
-        forward = record(loop.forward, self.pool)
-        backward = record(loop.backward, self.pool) if needs_backward else None
-        loop.results = ()  # the recording of the next graph may use the memory of the intermediate values
-        return LoopGraph(arrays, forward, backward)
+                    graph.backward()
+        graph.replay_forward = record(graph.forward, self.pool)
+        if needs_backward:
+            graph.replay_backward = record(graph.backward, self.pool)
+        graph.results = ()  # the recording of the next graph may use the memory of the intermediate values
+        return graph
 
     def _allocate(self, layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> Arrays:
         """Return arrays with these shapes and types in the buffer; replace the buffer if it is too small."""
@@ -260,53 +307,6 @@ class LoopGraphs:
         self.graphs.clear()
         self.buffer, self.last_replay = buffer, None
         self.pool = torch.cuda.graph_pool_handle() if buffer is not None and buffer.is_cuda else None
-
-
-@dataclass(eq=False)
-class _Replay:
-    """A replay of the forward pass of a graph."""
-
-    graph: LoopGraph
-
-
-class _RecordedLoop:
-    """The forward and the backward pass of a loop over arrays at fixed addresses."""
-
-    def __init__(
-        self, step: RecurrentStep, update: Callable[..., CellState], arrays: Arrays, differentiated: Sequence[str]
-    ) -> None:
-        self.step, self.update, self.arrays, self.differentiated = step, update, arrays, differentiated
-        self.results: tuple[Tensor, ...] = ()
-
-    def forward(self) -> None:
-        """Compute the results, and keep what the backward pass needs."""
-        arrays = self.arrays
-        with torch.inference_mode(False), torch.set_grad_enabled(bool(self.differentiated)):
-            if "zeros" in arrays:
-                arrays["zeros"].detach().zero_()  # other graphs use the same memory
-            gates = arrays["input_gates"]
-            optional: OptionalArrays = {name: arrays.get(name) for name in ARRAY_FIELDS}
-            inputs = RecurrenceInputs(**{**optional, "bias": gates[:, 0]})  # type: ignore[arg-type]
-            outputs, state = run_loop(self.step, gates, inputs, zeros=arrays.get("zeros"), update=self.update)
-        self.results = outputs, state.hidden, state.memory
-        with torch.no_grad():
-            for name, result in zip(RESULTS, self.results, strict=True):
-                arrays[name].copy_(result)
-
-    def backward(self) -> None:
-        """Compute the gradients of the differentiated arrays from those of the results."""
-        arrays = self.arrays
-        leaves = [arrays[name] for name in self.differentiated]
-        with torch.inference_mode(False):
-            named_results = zip(RESULTS, self.results, strict=True)
-            pairs = [(result, arrays[f"of_{name}"]) for name, result in named_results if result.requires_grad]
-            results, of_results = (list(tensors) for tensors in zip(*pairs, strict=True))
-            gradients = torch.autograd.grad(results, leaves, of_results, allow_unused=True)
-        self.results = ()
-        with torch.no_grad():
-            for name, gradient in zip(self.differentiated, gradients, strict=True):
-                of_array = arrays[f"of_{name}"]
-                of_array.zero_() if gradient is None else of_array.copy_(gradient)
 
 
 class _Loop(torch.autograd.Function):
@@ -364,16 +364,6 @@ def _axes(name: str, array: Tensor) -> str:
     if name in ("input_gates", "input_reduced", "outputs", "zeros"):
         return "BT"
     return {"keep": "TB", "norm": ""}.get(name, "B")
-
-
-def _padded_shape(array: Tensor, axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of `array` with its `axes` rounded up to `sizes`."""
-    return (*(sizes[axis] for axis in axes), *array.shape[len(axes) :])
-
-
-def _region(array: Tensor, axes: str, sizes: Mapping[str, int]) -> Tensor:
-    """Return the part of `array` that has these `sizes` along `axes`."""
-    return array[tuple(slice(sizes[axis]) for axis in axes)]
 
 
 def _fill(buffer: Tensor, array: Tensor, axes: str) -> None:

@@ -10,8 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from factorcell.adapters.adapted_linear import AdaptedLinear
-from factorcell.adapters.adapters import Shift, uniform
+from factorcell.adapters.adapters import AdaptedLinear, Shift, uniform
 from factorcell.config import RecurrentOptions
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout, dropout_mask
 from factorcell.nn.backbones.cells import CellState, Coupled, find_cell, run_loop, run_step
@@ -44,12 +43,6 @@ class Cell(nn.Module):
         # The compiled code and the GPU kernel support only this class, not its subclasses.
         self.is_coupled = type(self.recurrent_step) is Coupled
         self.graphs = LoopGraphs(self.recurrent_step, in_one_kernel=self.is_coupled)
-
-    def pack_weight(self) -> PackedWeight | None:
-        """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""
-        if not (self.is_coupled and library.supports(self.linear.weight)):
-            return None
-        return PackedWeight.of(self.linear.weight[self.input_size :])
 
     def start(self, batch: int) -> CellState:
         """Return the state of `batch` texts before the first step: zeros."""
@@ -95,19 +88,8 @@ class Cell(nn.Module):
         """Run the recurrence in the GPU kernel."""
         is_bfloat16 = library.autocasts_to_bfloat16(arguments.input_gates.device)
         arguments = arguments.to(torch.bfloat16 if is_bfloat16 else torch.float32)
-        lengths = arguments.lengths
-        outputs, last_memory = gpu_recurrence.run(
-            input_gates=arguments.input_gates + arguments.bias[:, None],
-            input_reduced=arguments.input_reduced,
-            weight=arguments.weight,
-            left=arguments.left,
-            right=arguments.right,
-            keep=arguments.keep,
-            hidden=arguments.hidden,
-            memory=arguments.memory,
-            lengths=lengths,
-        )
-        if lengths is None:
+        outputs, last_memory = gpu_recurrence.run(arguments)
+        if (lengths := arguments.lengths) is None:
             return outputs, CellState(outputs[:, -1], last_memory)
         rows = torch.arange(len(outputs), device=outputs.device)
         last_hidden = outputs[rows, (lengths - 1).clamp(min=0)]
@@ -196,12 +178,6 @@ class RecurrentBackbone(Backbone):
         shifts = tuple(cell.linear.condition(vector) for cell in self.layers)
         return RecurrentConditions(shifts, packed or (None,) * len(shifts))
 
-    def adapted_share(self) -> float:
-        vector = self.layers[0].linear.weight.new_zeros(1, self.sizes.context)
-        # W and b of each layer; b has a value per column of W.
-        parameter_count = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
-        return sum(shift.values_per_context() for shift in self.condition(vector).shifts) / parameter_count
-
     def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
         layers = zip(self.layers, conditions.shifts, strict=True)
         return replace(conditions, shifts=tuple(cell.linear.fold(shift, shared) for cell, shift in layers))
@@ -240,10 +216,14 @@ class RecurrentBackbone(Backbone):
         total_rank = options.layers * sizes.rank if sizes.adapt else 0  # of all layers together
         return Footprint(
             token=4 * options.layers * (gate_columns + options.hidden_size),
-            text=2 * total_rank * (sizes.inputs + options.hidden_size + gate_columns),
             state=2 * options.layers * options.hidden_size,
-            conditions=total_rank * (sizes.inputs + 4 * options.hidden_size),
+            conditions=total_rank * (sizes.inputs + options.hidden_size + gate_columns),
         )
 
     def pack(self) -> tuple[PackedWeight | None, ...]:
-        return tuple(cell.pack_weight() for cell in self.layers)
+        """Pack the rows of W for h of each layer; None for layers that the compiled recurrence does not support."""
+        weights = [(cell.linear.weight, cell) for cell in self.layers]
+        return tuple(
+            PackedWeight.of(weight[cell.input_size :]) if cell.is_coupled and library.supports(weight) else None
+            for weight, cell in weights
+        )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signatures import DRAWING, SOFTMAX, checked_shape
+from factorcell.nn.kernels.signatures import DRAWING, SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PackedTable:
     @classmethod
     def of(cls, table: Tensor) -> "PackedTable":
         """Pack a copy of `table` for the current instruction set and precision."""
-        size, width = checked_shape("table", table, 2)
+        size, width = table.shape
         is_bfloat16, instruction_set = library.uses_bfloat16(), library.instruction_set()
         numbers = {"size": size, "width": width, "texts": 1, "parts": 1, "half": int(is_bfloat16)}
         numbers["threads"] = library.thread_count(size)
@@ -104,23 +104,21 @@ def next_tokens(
         Tokens (N, S), and their log probabilities (N, S) under the model without constraints. If a text allows fewer
         than S tokens, the others are `forbidden.end` with a log probability of -inf.
     """
+    arrays = library.dense_arrays(values=values, bias=bias)
+    doubles, top_k = {"temperature": 1.0, "top_p": 1.0}, 0
     if isinstance(request, SampleRequest):
-        sampling, count = request, checked_shape("places", request.places, 2)[1]
+        count, top_k, arrays["places"] = request.places.shape[1], request.top_k, request.places
+        doubles = {"temperature": request.temperature, "top_p": request.top_p}
     else:
-        sampling, count = None, min(request.count, table.size)
+        count = min(request.count, table.size)
     banned = torch.tensor(forbidden.banned, dtype=torch.int64)
     tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
     numbers = {"texts": len(values), "size": table.size, "width": table.width, "contexts": len(bias), "count": count}
     numbers |= {"banned_count": len(banned), "forbidden_count": len(forbidden.tokens), "end": forbidden.end}
-    numbers |= {"threads": library.thread_count(len(values)), "half": int(table.is_bfloat16)}
-    arrays = library.dense_arrays(values=values, bias=bias)
+    numbers |= {"top_k": top_k, "threads": library.thread_count(len(values)), "half": int(table.is_bfloat16)}
     arrays |= {"packed": table.packed, "context": context, "banned": banned, "forbidden": forbidden.tokens}
     arrays["ends"] = torch.bincount(forbidden.rows, minlength=len(values)).cumsum(0)
     arrays |= {"tokens": tokens, "log_probs": log_probs}
-    doubles = {"temperature": 1.0, "top_p": 1.0}
-    if sampling is not None:
-        arrays["places"], numbers["top_k"] = sampling.places, sampling.top_k
-        doubles = {"temperature": sampling.temperature, "top_p": sampling.top_p}
     arguments = DRAWING.checked_arguments(numbers, arrays, len(table.packed), **doubles)
     library.call("drawing", arguments, table.instruction_set)
     return tokens, log_probs

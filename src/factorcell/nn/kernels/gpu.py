@@ -103,3 +103,9 @@ def product(a, b, total, PRECISION: tl.constexpr):  # type: ignore[name-defined,
     ):  # the interpreter would multiply the bit patterns of bfloat16 numbers instead of the numbers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision=PRECISION)
+
+
+@kernel
+def tanh(x):  # type: ignore[no-untyped-def]
+    """Return the hyperbolic tangent."""
+    return 2 * tl.sigmoid(2 * x) - 1

@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from factorcell.nn.kernels import gpu
-from factorcell.nn.kernels.gpu import kernel, product, tl
+from factorcell.nn.kernels.gpu import kernel, product, tanh, tl
+from factorcell.nn.kernels.recurrence import RecurrenceInputs
 
 # Sizes of tiles for a Hopper processor with 228 KiB of shared memory and 64 Ki registers.
 WARPS = 8  # warps of GPU threads per program
@@ -54,24 +55,16 @@ def supports(input_gates: Tensor, matrix: Tensor) -> bool:
     return matrix.dim() == 2 and gpu.supports(input_gates, matrix)
 
 
-def run(
-    input_gates: Tensor,
-    input_reduced: Tensor | None,
-    weight: Tensor,
-    left: Tensor | None,
-    right: Tensor | None,
-    keep: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor,
-    lengths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return h (B, T, H) and the last m (B, H); the arguments are those of `RecurrenceInputs`, with b in `input_gates`.
+def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+    """Return h (B, T, H) and the last m (B, H) of `inputs` without `norm`, `scale` and `feed`.
 
     After the `lengths` of a text m does not change, h is zero, and gradients are zero.
     """
-    left_t = None if left is None else left.transpose(-2, -1)  # L^T (B, R, H)
-    arrays = input_gates, input_reduced, weight, left_t, right, keep, hidden, memory, lengths
-    result: tuple[Tensor, Tensor] = _Recurrence.apply(*arrays)  # type: ignore[no-untyped-call]
+    gates = inputs.input_gates + inputs.bias[:, None]
+    left_t = None if inputs.left is None else inputs.left.transpose(-2, -1)  # L^T (B, R, H)
+    factors = inputs.weight, left_t, inputs.right, inputs.keep
+    first = inputs.hidden, inputs.memory, inputs.lengths
+    result: tuple[Tensor, Tensor] = _Recurrence.apply(gates, inputs.input_reduced, *factors, *first)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -192,12 +185,12 @@ def _forward_kernel(
                 dot_i = product(h, w_i, dot_i, PRECISION)
                 dot_f = product(h, w_f, dot_f, PRECISION)
                 dot_o = product(h, w_o, dot_o, PRECISION)
-            i, f, o = _tanh(sum_i + dot_i), tl.sigmoid(sum_f + dot_f + 1), tl.sigmoid(sum_o + dot_o)
+            i, f, o = tanh(sum_i + dot_i), tl.sigmoid(sum_f + dot_f + 1), tl.sigmoid(sum_o + dot_o)
             candidate = i
             if keep is not None:
                 candidate *= _load_tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
             m = f * m + (1 - f) * candidate
-            h_after = _tanh(m) * o
+            h_after = tanh(m) * o
             tl.debug_barrier()  # several threads may read the same element of m; all have read it before it changes
             _store_gates(gates, places, columns, mask, i, f, o, HIDDEN)
             _store(memories, places, columns, mask, m, HIDDEN)
@@ -224,7 +217,7 @@ def _gates_gradients(places, rows, columns, mask, step, batch, steps, of_h, keep
     first = (places == rows * steps)[:, None]
     m = _load_tile(memory, rows, columns, mask & first, HIDDEN).to(tl.float32)
     m += _load_tile(memories, places - 1, columns, mask & (places > rows * steps)[:, None], HIDDEN)
-    squashed = _tanh(f * m + (1 - f) * candidate)
+    squashed = tanh(f * m + (1 - f) * candidate)
     of_m = _load_tile(of_memory, rows, columns, mask, HIDDEN) + of_h * o * (1 - squashed * squashed)
     of_i = of_m * (1 - f) * dropped * (1 - i * i)
     of_f = of_m * (m - candidate) * f * (1 - f)
@@ -286,11 +279,6 @@ def _backward_kernel(
                 _gates_gradients(places, rows, columns, mask, step, batch, steps, of_h, keep, memory, memories, gates,
                                  of_memory, of_gates, HIDDEN)  # fmt: skip
         tl.debug_barrier()  # the gradients of all gates are stored before the previous step reads them
-
-
-@kernel
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
 
 
 def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, like: Tensor, rank: int) -> None:

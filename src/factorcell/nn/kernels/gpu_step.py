@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from factorcell.nn.kernels import gpu
-from factorcell.nn.kernels.gpu import kernel, tl
+from factorcell.nn.kernels.gpu import kernel, tanh, tl
 
 EPSILON = 1e-5  # added to the variance, as `torch.nn.functional.layer_norm` does
 
@@ -38,11 +38,6 @@ def run(
     """Return h and m (B, H) after a step, as `cells.update_state`; `product` may be in bfloat16."""
     result: tuple[Tensor, Tensor] = _Step.apply(gates, product, hidden, memory, norm, keep, is_inside)  # type: ignore[no-untyped-call]
     return result
-
-
-@kernel
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
 
 
 @kernel
@@ -107,12 +102,12 @@ def _forward_kernel(
     y_i, _, _ = _normalize(x_i, norm, 0, columns, mask, EPSILON, HIDDEN)
     y_f, _, _ = _normalize(x_f, norm, 1, columns, mask, EPSILON, HIDDEN)
     y_o, _, _ = _normalize(x_o, norm, 2, columns, mask, EPSILON, HIDDEN)
-    candidate, f = _tanh(y_i), tl.sigmoid(y_f + 1)
+    candidate, f = tanh(y_i), tl.sigmoid(y_f + 1)
     if keep is not None:
         candidate *= _load(keep, row, keep_stride, columns, mask)
     after = tl.where(mask, f * m + (1 - f) * candidate, 0.0)
     y_m, _, _ = _normalize(after, norm, 3, columns, mask, EPSILON, HIDDEN)
-    h = _tanh(y_m) * tl.sigmoid(y_o)
+    h = tanh(y_m) * tl.sigmoid(y_o)
     if inside is not None:
         is_live = tl.load(inside + row * inside_stride) != 0
         h = tl.where(is_live, h, _load(hidden, row, HIDDEN, columns, mask))
@@ -145,14 +140,14 @@ def _backward_kernel(
     y_i, standard_i, inverse_i = _normalize(x_i, norm, 0, columns, mask, EPSILON, HIDDEN)
     y_f, standard_f, inverse_f = _normalize(x_f, norm, 1, columns, mask, EPSILON, HIDDEN)
     y_o, standard_o, inverse_o = _normalize(x_o, norm, 2, columns, mask, EPSILON, HIDDEN)
-    i, f, o = _tanh(y_i), tl.sigmoid(y_f + 1), tl.sigmoid(y_o)
+    i, f, o = tanh(y_i), tl.sigmoid(y_f + 1), tl.sigmoid(y_o)
     candidate, of_i_factor = i, 1 - i * i
     if keep is not None:
         factor = _load(keep, row, keep_stride, columns, mask)
         candidate, of_i_factor = i * factor, of_i_factor * factor
     after = tl.where(mask, f * m + (1 - f) * candidate, 0.0)
     y_m, standard_m, inverse_m = _normalize(after, norm, 3, columns, mask, EPSILON, HIDDEN)
-    squashed = _tanh(y_m)
+    squashed = tanh(y_m)
     of_y_m = of_h * o * (1 - squashed * squashed)
     of_after += _denormalize(of_y_m, standard_m, inverse_m, norm, of_norm, row, 3, columns, mask, HIDDEN)
     of_y_i = of_after * (1 - f) * of_i_factor

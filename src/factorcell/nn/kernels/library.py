@@ -1,8 +1,8 @@
 """Access to the compiled kernels of native/: loading the library, selecting an instruction set, and making calls.
 
-The installation builds the C++ code if there is a compiler. The code does not depend on PyTorch: it receives addresses
-of arrays, so one build works with many versions of PyTorch. The environment variable FACTORCELL_KERNEL selects an
-instruction set, `off` for plain PyTorch, or `triton` for the GPU kernels, interpreted on a CPU.
+The code receives addresses of arrays, so one build works with many versions of PyTorch. The environment variable
+FACTORCELL_KERNEL selects an instruction set, `off` for plain PyTorch, or `triton` for the GPU kernels, interpreted on a
+CPU.
 """
 
 import ctypes

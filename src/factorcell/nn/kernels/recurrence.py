@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signatures import RECURRENCE, checked_shape
+from factorcell.nn.kernels.signatures import RECURRENCE
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class PackedWeight:
         """Pack W for the current instruction set and precision."""
         instruction_set, is_bfloat16 = library.instruction_set(), library.uses_bfloat16()
         dense_weight = weight.detach().float().contiguous()
-        hidden, _ = checked_shape("weight", dense_weight, 2)
-        numbers = {"sequences": 1, "steps": 1, "hidden": hidden, "threads": 1, "half": int(is_bfloat16)}
+        numbers = {"sequences": 1, "steps": 1, "hidden": len(dense_weight), "threads": 1, "half": int(is_bfloat16)}
 
         def pack(*, backward: bool) -> Tensor:
             packed = torch.empty(_packed_size(numbers, instruction_set, backward))
@@ -138,49 +137,47 @@ def _packed_size(numbers: Mapping[str, int], instruction_set: int, backward: boo
 
 
 def _call(
-    arrays: Mapping[str, Tensor | None],
+    inputs: Mapping[str, Tensor | None],
     results: Mapping[str, Tensor],
-    sizes: tuple[int, int, int, int],
     *,
     packed: Tensor | None,
     is_bfloat16: bool,
     instruction_set: int,
     backward: bool,
 ) -> tuple[Tensor, ...]:
-    """Compute `results` in compiled code from `arrays`, named as in `RecurrenceInputs`; `sizes` are B, T, H and R."""
+    """Compute `results`, of which the first is (B, T, .), in compiled code from `inputs`."""
     half = torch.bfloat16 if is_bfloat16 else torch.float32
-    dense: dict[str, Tensor | None] = {"packed": packed}
-    for name, array in arrays.items():
+    arrays: dict[str, Tensor | None] = {"packed": packed}
+    for name, array in inputs.items():
         dtype = half if name in ("input_gates", "left", "right") else torch.float32
         compiled_name = f"first_{name}" if name in ("hidden", "memory") else name
-        dense[compiled_name] = None if array is None else library.convert_array(array, dtype)
-    dense |= {name: array if array.numel() else None for name, array in results.items()}
-    numbers = dict(zip(("sequences", "steps", "hidden", "rank"), sizes, strict=True))
-    numbers |= {"threads": library.thread_count(sizes[0]), "half": int(is_bfloat16)}
+        arrays[compiled_name] = None if array is None else library.convert_array(array, dtype)
+    arrays |= {name: array if array.numel() else None for name, array in results.items()}
+    (batch, steps, _), left = next(iter(results.values())).shape, inputs["left"]
+    numbers = {"sequences": batch, "steps": steps, "hidden": len(cast(Tensor, inputs["weight"]))}
+    numbers |= {"rank": 0 if left is None else left.shape[2], "half": int(is_bfloat16)}
+    numbers["threads"] = library.thread_count(batch)
     packed_size = 0 if packed is None else _packed_size(numbers, instruction_set, backward)
-    library.call("recurrence", RECURRENCE.checked_arguments(numbers, dense, packed_size), instruction_set, backward)
+    library.call("recurrence", RECURRENCE.checked_arguments(numbers, arrays, packed_size), instruction_set, backward)
     return tuple(results.values())
 
 
-def _forward(
-    inputs: Mapping[str, Tensor | None], needs_backward: bool, packed: Tensor | None = None, **options: Any
-) -> tuple[Tensor, ...]:
+def _forward(inputs: Mapping[str, Tensor | None], needs_backward: bool, **options: Any) -> tuple[Tensor, ...]:
     """Return h (B, T, H), the last h and m (B, H), then m, the gates, z, and 1 / deviation for the backward pass.
 
     Arrays for the backward pass have the shape (B, T, width), or (B, 0, width) without `needs_backward`.
     """
     weight, left = cast(Tensor, inputs["weight"]), inputs["left"]
-    batch, steps, _ = checked_shape("input_gates", cast(Tensor, inputs["input_gates"]), 3)
-    hidden, rank = len(weight), 0 if left is None else checked_shape("left", left, 3)[2]
-    saved_steps = steps if needs_backward else 0
+    batch, steps, _ = cast(Tensor, inputs["input_gates"]).shape
+    hidden, rank, saved_steps = len(weight), 0 if left is None else left.shape[2], steps if needs_backward else 0
     results = {"outputs": weight.new_empty(batch, steps, hidden)}
     results |= {name: weight.new_empty(batch, hidden) for name in ("last_hidden", "last_memory")}
     widths = {"memories": hidden, "gates": 3 * hidden, "reduced": rank, "inverse": 0 if inputs["norm"] is None else 3}
     results |= {name: weight.new_empty(batch, saved_steps, width) for name, width in widths.items()}
-    return _call(inputs, results, (batch, steps, hidden, rank), packed=packed, backward=False, **options)
+    return _call(inputs, results, backward=False, **options)
 
 
-def _backward(inputs: Mapping[str, Tensor | None], packed: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+def _backward(inputs: Mapping[str, Tensor | None], **options: Any) -> tuple[Tensor, ...]:
     """Return gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` (B, 8, H).
 
     `inputs` are the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of the loss
@@ -189,17 +186,16 @@ def _backward(inputs: Mapping[str, Tensor | None], packed: Tensor | None, **opti
     gates, left = cast(Tensor, inputs["gates"]), inputs["left"]
     batch, steps, columns = gates.shape
     hidden, rank = columns // 3, 0 if left is None else left.shape[2]
+    dtype = torch.bfloat16 if options["is_bfloat16"] else torch.float32
     results = {
-        "input_gates_gradient": torch.empty_like(
-            gates, dtype=torch.bfloat16 if options["is_bfloat16"] else torch.float32
-        ),
+        "input_gates_gradient": torch.empty_like(gates, dtype=dtype),
         "bias_gradient": gates.new_empty(batch, columns),
         "reduced_gradient": gates.new_empty(batch, steps, rank),
         "first_hidden_gradient": gates.new_empty(batch, hidden),
         "first_memory_gradient": gates.new_empty(batch, hidden),
         "norm_gradient": gates.new_empty(batch, 0 if inputs["norm"] is None else 8, hidden),
     }
-    return _call(inputs, results, (batch, steps, hidden, rank), packed=packed, backward=True, **options)
+    return _call(inputs, results, backward=True, **options)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -217,7 +213,8 @@ class _Recurrence(torch.autograd.Function):
         inputs = dict(zip(ARRAY_FIELDS, arrays, strict=True))
         packed_forward, packed_backward = packed
         options = {"is_bfloat16": is_bfloat16, "instruction_set": instruction_set}
-        outputs, last_hidden, last_memory, *saved = _forward(inputs, needs_backward, packed_forward, **options)
+        results = _forward(inputs, needs_backward, packed=packed_forward, **options)
+        outputs, last_hidden, last_memory, *saved = results
         ctx.save_for_backward(*arrays[WEIGHT_INDEX:], outputs, *saved, packed_backward)
         ctx.set_materialize_grads(False)
         ctx.options = options
@@ -234,7 +231,7 @@ class _Recurrence(torch.autograd.Function):
         inputs["inverse"] = None if norm is None else inverse
         gradient_names = ("outputs_gradient", "last_hidden_gradient", "last_memory_gradient")
         inputs |= dict(zip(gradient_names, gradients, strict=True))
-        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(inputs, packed, **ctx.options)
+        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(inputs, packed=packed, **ctx.options)
         is_bfloat16 = ctx.options["is_bfloat16"]
         previous_hidden = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
         if feed is not None:

@@ -6,7 +6,7 @@ an array of B x T x (3 times H) numbers, and a question mark an array that may b
 """
 
 import ctypes
-import string
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 CPU = torch.device("cpu")
-SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
 MAX_NUMBER = 2**31 - 2  # largest valid number, because compiled code stores ids of tokens and hypotheses in 32 bits
 DTYPES = {
     "float": torch.float32,
@@ -46,8 +45,8 @@ class Array:
     @cached_property
     def dimensions(self) -> list[tuple[int, str]]:
         """The factor and the letter of each dimension: 3 and "H" for 3H, 8 and "" for 8."""
-        letters = [(part, part.lstrip(string.digits)) for part in self.shape.removesuffix("?").split()]
-        return [(int(part.removesuffix(letter) or 1), letter) for part, letter in letters]
+        parts = (re.findall(r"(\d*)(\w*)", part)[0] for part in self.shape.strip("?").split())
+        return [(int(factor or 1), letter) for factor, letter in parts]
 
 
 class Signature:
@@ -110,48 +109,20 @@ class Signature:
                 if not field.shape.endswith("?") and 0 not in shape:
                     raise ValueError(f"{self.name}: {name} is missing; expected {tuple(shape)} ({field.shape})")
                 continue
-            element = field.element
-            if element == "half":
-                element = "bfloat16" if sizes["half"] else "float"
-            if (
-                not isinstance(array, Tensor)
-                or array.dtype != DTYPES[element]
-                or list(array.shape) != shape
-                or not array.is_contiguous()
-                or array.device != CPU
-            ):
-                expected = f"{_dtype_name(DTYPES[element])} {tuple(shape)}, dense, on {CPU}: ({field.shape.strip('?')})"
-                raise ValueError(f"{self.name}: {name} is {_describe(array)}; expected {expected}")
-            if largest := field.upto or field.below:
-                self._check_range(name, array, sizes[largest] - bool(field.below))
+            half = "bfloat16" if sizes.get("half") else "float"
+            dtype = DTYPES[half if field.element == "half" else field.element]
+            expected = (dtype, tuple(shape), CPU, True)
+            actual = (array.dtype, tuple(array.shape), array.device, array.is_contiguous())
+            if actual != expected:
+                problem = "is {} {} on {}, contiguous: {}".format(*actual)
+                raise ValueError(f"{self.name}: {name} {problem}; expected {dtype} {tuple(shape)}, {field.shape}")
+            if (largest := field.upto or field.below) and array.numel():
+                high = sizes[largest] - bool(field.below)
+                for value in map(int, torch.aminmax(array)):
+                    if not 0 <= value <= high:
+                        raise ValueError(f"{self.name}: {name} contains {value}; expected 0 to {high}")
             addresses[name] = array.data_ptr()
         return addresses
-
-    def _check_range(self, name: str, array: Tensor, largest: int) -> None:
-        """Raise `ValueError` unless all integers in `array` are from 0 to `largest`."""
-        # `torch.aminmax` returns the smallest and the largest integer; of a small array, all integers are listed.
-        values = array.tolist() if array.numel() < SMALL_ARRAY else torch.aminmax(array)
-        invalid = [value for value in map(int, values) if not 0 <= value <= largest]
-        if invalid:
-            raise ValueError(f"{self.name}: {name} contains {invalid[0]}; expected 0 to {largest}")
-
-
-def checked_shape(name: str, array: Tensor, dimensions: int) -> torch.Size:
-    """Return the shape of `array`; raise `ValueError` with this `name` unless it has this number of `dimensions`."""
-    if not isinstance(array, Tensor) or array.dim() != dimensions:
-        raise ValueError(f"{name} is {_describe(array)}; expected {dimensions} dimensions")
-    return array.shape
-
-
-def _describe(array: Any) -> str:
-    if not isinstance(array, Tensor):
-        return f"a {type(array).__name__}"
-    density = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"
-    return f"{_dtype_name(array.dtype)} {tuple(array.shape)}, {density}, on {array.device}"
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 RECURRENCE = Signature(
@@ -245,44 +216,16 @@ ROWS = Signature(
     positive="threads",
 )
 
-# Letters of the compiled search that native/kernels.h does not define. A panel is a group of P adjacent columns of a
-# matrix. G is the number of columns of all gates, W the size of the vocabulary rounded up to whole panels. pV, pE, pG
-# and pR are the numbers of panels that hold V, E, G and R columns. A matrix in bfloat16 is stored in words that hold
-# two rows each: wR and sH are the numbers of words that hold R and H rows.
-MODEL = Signature(
-    "model",
-    "",
-    {
-        "embedding": Array("V E"),
-        "inputs": Array("pG E P"),
-        "weight": Array("pG H P"),
-        "short_weight": Array("pG sH P", "int32"),
-        "norm": Array("8 H?"),
-        "projection": Array("pE H P"),
-        "table": Array("pV E P"),
-    },
-)
-
-CONTEXT = Signature(
-    "context",
-    "",
-    {
-        "gate_bias": Array("G"),
-        "left_inputs": Array("pR E P"),
-        "left": Array("pR H P"),
-        "right": Array("pG R P"),
-        "short_left": Array("pR sH P", "int32"),
-        "short_right": Array("pG wR P", "int32"),
-        "bias": Array("W"),
-    },
-)
+# The packed weights of a model and of a context, which `nn.packing` makes once for many calls.
+MODEL = ("embedding", "inputs", "weight", "short_weight", "norm", "projection", "table")
+CONTEXT = ("gate_bias", "left_inputs", "left", "right", "short_left", "short_right", "bias")
 
 SEARCH = Signature(
     "search",
     "requests size=V width=E hidden=H rank=R end threads batch growth products next",
     {},
     positive="requests size width hidden threads batch growth",
-    pointers=("request", *MODEL.arrays),
+    pointers=("request", *MODEL),
     doubles=("margin",),
 )
 
@@ -300,6 +243,6 @@ REQUEST = Signature(
         "states": Array("L S"),
     },
     positive="k",
-    pointers=tuple(CONTEXT.arrays),
+    pointers=CONTEXT,
     doubles=("seconds", "lost_score"),
 )

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from factorcell.nn.kernels import library
-from factorcell.nn.kernels.signatures import SOFTMAX, checked_shape
+from factorcell.nn.kernels.signatures import SOFTMAX
 
 MAX_LOGITS = 16_000_000  # largest number of logits in memory at one time: 64 MB
 MAX_GPU_LOGITS = 1 << 28  # largest number of logits in the memory of a GPU: 4 GB for the logits and their gradients
@@ -143,8 +143,7 @@ def _call(
     """Call a compiled `function` of values, table and bias, whose working memory has the size `size_function`."""
     values, table, bias = inputs
     bias = bias[None] if bias.dim() == 1 else bias
-    (rows, _), (size, width) = checked_shape("values", values, 2), checked_shape("table", table, 2)
-    text_count, _ = checked_shape("bias", bias, 2)
+    rows, text_count, (size, width) = len(values), len(bias), table.shape
     threads = library.thread_count(rows + size)
     jobs = 2 * threads if threads > 1 else 1  # more jobs than threads, so that a delayed thread gets fewer jobs
     numbers = {

@@ -1,29 +1,13 @@
-"""Softmax biases that depend on the context: one class each, used by `output.SoftmaxHead`.
+"""The hashed softmax bias: a bias for each pair of a value and a token of training (thesis 2018, 3.4 to 3.6).
 
-    low_rank        Q c                                        (TACL 2018, equation 6; thesis 2018, 2.6)
-    low_rank_each   sum_i Q_i c_i                              (thesis, A.1)
-    one_hot         sum_i A_i o_i                              (TACL 2018, section 2.3)
-    sparse          sum_i A_i o_i, most of A_i zero            (thesis, A.2)
-    hash            sum_i H[h_i(w, f_i)] bloom(w, f_i)         (thesis, 3.4 to 3.6)
-
-c is the context vector, c_i the embedding of variable i, f_i its value, o_i that value as a unit vector, and w a token.
-Q, Q_i and A_i are matrices of coefficients with a row per token. H is a hash table, and h_i(w, f_i) a bucket of it.
-bloom(w, f_i) is 1 if training contains the token with this value, and 0 for almost all other pairs. The proximal steps
-of training (`training.proximal`) set coefficients of a sparse bias to zero.
-
-Each class in `TABLES` maps contexts to features (B, F). The bias is the product of these features with the `weight`
-(V, F) of the class. Only the hashed bias has a different form.
-
-Shapes: B texts, V vocabulary, U chosen tokens, K context, F features, C categorical variables, D distinct values of a
-variable in a batch, M buckets that a batch reads, l buckets of the hash table, m bits of the Bloom filter.
+Shapes: B texts, V vocabulary, U chosen tokens, C categorical variables, D distinct values of a variable in a batch,
+M buckets that a batch reads, l buckets of the hash table, m bits of the Bloom filter.
 """
 
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,80 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import MISSING, ContextSchema
-from factorcell.nn.head import HeadSizes
 
 HASH_SIZE, BLOOM_SIZE = 1 << 22, 1 << 26  # the buckets of the hash table, and the bits of the Bloom filter
 HASHES = 16  # number of hash functions of the Bloom filter: each pair of a value and a token sets one bit per function
 BATCH_PAIRS = 1 << 19  # largest number of pairs of a value and a token that are looked up at once
 MAX_CACHED_PAIRS = 1 << 27  # results of the filter are cached for variables with at most this many pairs
-
-
-class LowRankBias(nn.Module):
-    """Q c: a low-rank approximation of one bias vector per context."""
-
-    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sizes.model.context_size))
-
-    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
-        """Return the features (B, K): the context vectors."""
-        return vector
-
-
-class LowRankEachBias(nn.Module):
-    """The sum of Q_i c_i: each variable shifts the bias by its own embedding c_i, without the context vector."""
-
-    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sum(sizes.variable_sizes)))
-
-    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
-        """Return the features (B, F): the embeddings of all variables."""
-        return torch.cat(list(parts), dim=1)
-
-
-class OneHotBias(nn.Module):
-    """The sum of A_i o_i: a coefficient for every pair of a token and a value of a categorical variable."""
-
-    def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
-        super().__init__()
-        self.schema = sizes.schema
-        column_count = sum(len(variable.values) for variable in self.schema.categories)
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, column_count))
-
-    def per_column(self, numbers: Sequence[float]) -> Tensor:
-        """Return the number of each column (F,) of `weight`, given the `numbers` (C,) of the categorical variables."""
-        counts = torch.tensor([len(variable.values) for variable in self.schema.categories])
-        return torch.tensor(list(numbers)).repeat_interleave(counts)
-
-    def count_nonzero(self) -> list[dict[str, Any]]:
-        """Return a row for each categorical `variable`: how many `coefficients` it has, and how many are `nonzero`."""
-        counts = [len(variable.values) for variable in self.schema.categories]
-        nonzero = torch.split((self.weight.detach() != 0).sum(0), counts)
-        return [
-            {"variable": variable.name, "coefficients": len(self.weight) * count, "nonzero": int(column_counts.sum())}
-            for variable, count, column_counts in zip(self.schema.categories, counts, nonzero, strict=True)
-        ]
-
-    def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
-        """Return the features (B, F): the unit vector of each value, or the value frequencies for a missing value."""
-        features = [vector[:, :0]]  # no column: without categorical variables, the features are (B, 0)
-        for column, variable in enumerate(self.schema.categories):
-            value_ids = context.categories[:, column, None]
-            unit_vectors = vector.new_zeros(len(vector), len(variable.values)).scatter_(1, value_ids.clamp(min=0), 1.0)
-            frequencies = vector.new_tensor(variable.frequencies())
-            features.append(torch.where(value_ids == MISSING, frequencies, unit_vectors))
-        return torch.cat(features, dim=1)
-
-
-TABLES: dict[str, Callable[[int, HeadSizes], nn.Module]] = {
-    "low_rank": LowRankBias,
-    "low_rank_each": LowRankEachBias,
-    "one_hot": OneHotBias,
-    "sparse": OneHotBias,
-}
 
 
 @dataclass(frozen=True)
@@ -119,14 +35,12 @@ class Pairs:
     rows: list[Tensor]  # for each variable, the row of the table that belongs to the value of each text (B,)
     positions: Tensor  # for each pair, its cell in the flattened table: row x U + column
     bucket_indices: Tensor  # for each pair, the index of its bucket in `buckets`
-    factors: Tensor | None  # for each pair, a factor on its bias; None: 1
+    factors: Tensor  # for each pair, a factor on its bias
     shape: tuple[int, int]  # of the table: the number of rows, and U
 
     def biases(self, bucket_values: Tensor) -> Tensor:
         """Return the hashed biases (B, U) of all texts from the values (M, 1) of `buckets` in the hash table."""
-        pair_biases = F.embedding(self.bucket_indices, bucket_values)[:, 0]
-        if self.factors is not None:
-            pair_biases = pair_biases * self.factors
+        pair_biases = F.embedding(self.bucket_indices, bucket_values)[:, 0] * self.factors
         cells = pair_biases.new_zeros(math.prod(self.shape)).index_add_(0, self.positions, pair_biases)
         table = cells.view(self.shape)
         first, *others = (F.embedding(rows, table) for rows in self.rows)
@@ -197,22 +111,21 @@ class HashBias(nn.Module):
                 values = torch.cat([values, torch.arange(len(variable.values), device=device)])
                 rows = torch.cat([rows, missing_rows.expand(len(variable.values))])
                 factors = torch.cat([factors, self.weight.new_tensor(variable.frequencies())])
-            for part in torch.split(
-                torch.arange(len(values), device=device), max(1, BATCH_PAIRS // max(1, len(tokens)))
-            ):
+            values_at_once = max(1, BATCH_PAIRS // max(1, len(tokens)))
+            for part in torch.split(torch.arange(len(values), device=device), values_at_once):
                 part_index, token_index = self._pairs_in_filter(column, values[part], tokens)
                 value_terms, token_terms = _hash_terms(values[part], tokens, column, "bucket", self.size)
                 hashes = value_terms.index_select(0, part_index) + token_terms.index_select(0, token_index)
                 pair_rows, pair_factors = (array[part].index_select(0, part_index) for array in (rows, factors))
                 batches.append((pair_rows * len(tokens) + token_index, _modulo(hashes, self.size), pair_factors))
-        positions, buckets, all_factors = (torch.cat(arrays) for arrays in zip(*batches, strict=True))
+        positions, buckets, factors = (torch.cat(arrays) for arrays in zip(*batches, strict=True))
         distinct_buckets, bucket_indices = torch.unique(buckets.long(), return_inverse=True)
         return Pairs(
             buckets=distinct_buckets,
             rows=rows_of_texts,
             positions=positions,
             bucket_indices=bucket_indices,
-            factors=all_factors if bool((categories == MISSING).any()) else None,
+            factors=factors,
             shape=(row_count, len(tokens)),
         )
 
