@@ -165,7 +165,7 @@ class Run(TextModel):
         """Load the best weights from the folder and disable gradients of the model.
 
         Raises:
-            UserError: The weights are missing, damaged or those of another model, or the schema or vocabulary was altered.
+            UserError: The weights are missing, damaged or of another model, or the schema or vocabulary was altered.
         """
         path = self.folder / WEIGHTS
         tensors, facts = files.load_tensors(path)
