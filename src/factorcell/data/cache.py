@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from factorcell.config import Config
 from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Ragged
+from factorcell.data.columns.declarations import with_kinds
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import SPELLING_END, Corpus, original_texts
 from factorcell.data.table_findings import CONTEXTS, number_findings, table_findings
@@ -39,7 +40,7 @@ from factorcell.io.findings import Finding, report
 from factorcell.io.progress import progress_bar
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
-CACHE_VERSION = 7  # part of the name of an entry, so that entries of other versions are not read
+CACHE_VERSION = 8  # part of the name of an entry, so that entries of other versions are not read
 
 
 class TokenizedTexts:
@@ -175,6 +176,8 @@ def prepare(
         raise EmptyTableError(f"{table.name}: no rows")
     if schema is None and data_config.text not in table.columns:
         raise table.missing_column_error(data_config.text, (("text", "COLUMN"),), "to name the column of the texts")
+    if schema is None:
+        data_config = with_kinds(table, data_config)  # reports doubts also if the corpus is in the cache
 
     def read_corpus() -> Corpus:
         columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
@@ -204,7 +207,7 @@ def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns:
             chunk_texts = chunk[text_column]
             for row, text in enumerate(chunk_texts, columns.row_count + 1):
                 if not isinstance(text, str):
-                    raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
+                    raise UserError(f"{table.place(row)}: {text_column} is {text!r}, not a text")
             columns.add(chunk, len(chunk_texts))
             texts.add(chunk_texts)
             bar.update(len(chunk_texts) if table.file is None else table.file.bytes_read - bar.n)

@@ -1,12 +1,13 @@
 """Context columns with their kinds, as objects that are equivalent to the texts on the command line.
 
-    Number("nights")         nights:number
-    Cyclic("hour", 24)       hour:cyclic=24
+    Number("nights")                     nights:number
+    Number("price", notation="comma")    price:number=comma
+    Cyclic("hour", 24)                   hour:cyclic=24
 
 A plain text such as `nights` leaves the kind to the values of the column.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -16,12 +17,15 @@ class Column:
 
     Args:
         name: The name of the column.
+        notation: The notation of numbers ("comma" or "point": the decimal mark) or of dates ("day-first" or
+            "month-first"); by default, cells must have one meaning only, such as 9.99 or 2026-01-31.
     """
 
     name: str
+    notation: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
-        return f"{self.name}:{type(self).__name__.lower()}"
+        return f"{self.name}:{type(self).__name__.lower()}" + (f"={self.notation}" if self.notation else "")
 
 
 class Category(Column):
@@ -60,7 +64,7 @@ class Cyclic(Column):
     period: float
 
     def __str__(self) -> str:
-        return f"{self.name}:cyclic={self.period}"
+        return f"{self.name}:cyclic={self.period}" + (f"={self.notation}" if self.notation else "")
 
 
 class Text(Column):

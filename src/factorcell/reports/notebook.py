@@ -40,7 +40,8 @@ def run_html(run: Run) -> str:
     """Return the view of a run: its model, its context variables, and its results as in the model card."""
     results = [row._asdict() for row in saved_results.measurements(saved_results.read(run.folder))]
     table, _ = _first_rows(results, dict.fromkeys(("table", "measure", "value"), ""), "results")
-    facts = [*model_facts(run), *result_facts(run)]
+    columns = ", ".join(variable.describe() for variable in run.schema.variables) or "none"
+    facts = [("columns", columns), *model_facts(run), *result_facts(run)]
     return _view(f"Run {run.folder.resolve().name}", facts, table, note=INTERVAL_NOTE)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from factorcell.adapters.adapters import weight_adapters
 from factorcell.config import INPUT_ADAPTERS, HuggingFaceOptions
-from factorcell.data.columns.schema import TIME_KINDS, Variable
+from factorcell.data.columns.schema import Variable
+from factorcell.data.columns.values import TIME_KINDS
 from factorcell.io import files
 from factorcell.io.output import escape_hidden
 from factorcell.io.pretrained import HUB_NAME

@@ -3,9 +3,14 @@
 The results come from the folder of a run, so that a training that is resumed at its end shows them again.
 """
 
+import calendar
 from collections.abc import Iterator
+from datetime import date, timedelta
+
+import numpy as np
 
 from factorcell.bootstrap import Interval
+from factorcell.data.columns.schema import MISSING
 from factorcell.data.corpus import Corpus
 from factorcell.io.findings import Fact
 from factorcell.io.output import format_number
@@ -24,10 +29,48 @@ def data_facts(corpus: Corpus, dev: Corpus) -> Iterator[Fact]:
     yield "vocabulary", f"{len(corpus.tokenizer):,} {unit}s"
 
 
+def column_facts(run: Run, corpus: Corpus) -> Iterator[Fact]:
+    """Yield the kind of each context variable, three values of training texts, and the numbers of missing values."""
+    schema, label = corpus.schema, "columns"
+    if not schema.variables:
+        yield label, "none"
+    for variable in schema.variables:
+        missing, examples = 0, list[str]()
+        if variable.kind == "category":
+            ids = corpus.categories[:, schema.categories.index(variable)]
+            missing = int((ids == MISSING).sum())
+            examples = [] if variable.source_column == run.config.data.user else [*variable.values[1:4]]
+        elif variable in schema.numbers:
+            numbers = corpus.numbers[:, schema.numbers.index(variable)]
+            missing = int(np.isnan(numbers).sum())
+            distinct = dict.fromkeys(numbers[~np.isnan(numbers)][:1000].tolist())
+            examples = [format_cell(variable.kind, number) for number in distinct]
+        elif variable.kind == "vector":
+            missing = int(np.isnan(corpus.vectors[schema.vectors.index(variable)][:, 0]).sum())
+        elif variable.kind == "text":
+            examples = [*variable.values[:3]]
+        listing = ", ".join(f"{example:.20}" for example in list(dict.fromkeys(examples))[:3])
+        statistics = variable.details.removeprefix(variable.kind).lstrip(" ,")
+        parts = [variable.kind + (f" such as {listing}" if listing else ""), statistics]
+        parts += [f"{missing:,} missing"] if missing else []
+        yield label, f"{variable.name}: {'; '.join(filter(None, parts))}"
+        label = ""
+
+
+def format_cell(kind: str, number: float) -> str:
+    """Return a number of a variable as people write it: as a time of day, a weekday, a day of the year or a number."""
+    if kind == "hour":
+        return f"{int(number)}:{int(number % 1 * 60 + 1e-3):02d}"
+    if kind == "weekday":
+        return calendar.day_abbr[int(number)]
+    if kind == "yearday":
+        return f"{date(2023, 1, 1) + timedelta(days=number):%d %b}"
+    return f"{number:.6g}"
+
+
 def model_facts(run: Run) -> Iterator[Fact]:
-    """Yield the context columns, and the adaptations and the size of the model."""
+    """Yield the adaptations and the size of the model."""
     model, backbone = run.model, run.config.backbone
-    yield "columns", ", ".join(variable.describe() for variable in run.schema.variables) or "none"
     details = [run.config.model_name if model.is_adapted else "unadapted (reads no columns)"]
     sizes = used_options(SIZES, run.config, run.schema)
     details += [run.config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, None)]

@@ -361,7 +361,7 @@ def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.
     If `variable` has no values yet, the returned variable has the values of the column.
     """
     table, rows = open_table(source), itertools.count(1)
-    reader = CategoryReader(Variable(variable.name, "category"), table.name)
+    reader = CategoryReader(Variable(variable.name, "category"), table)
     for chunk in table.chunks([variable.name]):
         values = chunk[variable.name]
         reader.add(values, list(itertools.islice(rows, len(values))))
