@@ -19,7 +19,7 @@ from factorcell.data.columns.readers import (
     earlier_texts,
 )
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.columns.values import to_seconds
+from factorcell.data.columns.values import is_missing, short_repr, to_seconds
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class ContextColumns:
         check_unknown(unknown)
         if schema is None and config.time and config.time not in table.columns:
             raise table.missing_column_error(config.time)
-        self.config, self.schema, self.row_count = config, schema, 0
+        self.table, self.config, self.schema, self.row_count = table, config, schema, 0
         self.readers = list[ColumnReader]()
         self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table
         for variable in new_variables(table, config) if schema is None else schema.variables:
@@ -86,9 +86,12 @@ class ContextColumns:
         for reader in self.readers:
             reader.add(chunk.get(reader.column) or [None] * row_count, rows)
         if self.times is not None:
-            # Values that are not times are before all times.
-            seconds = map(to_seconds, chunk.get(self.config.time) or [None] * row_count)
-            self.times += (-np.inf if second is None else second for second in seconds)
+            moments = chunk.get(self.config.time) or [None] * row_count
+            for row, moment in zip(rows, moments, strict=True):
+                if (seconds := to_seconds(moment)) is None and not is_missing(moment):
+                    problem = f"is {short_repr(moment)}, not a number or a time such as 2026-11-21T18:30"
+                    raise UserError(f"{self.table.place(row)}: {self.config.time} {problem}")
+                self.times.append(-np.inf if seconds is None else seconds)  # a missing time is before all times
         self.row_count += row_count
 
     def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
