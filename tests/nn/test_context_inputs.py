@@ -15,6 +15,7 @@ from factorcell import Number, UserError, Vector
 from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.hf import ContextCollator, ContextConfig, get_context_model, read_names
+from factorcell.hf.contexts import ContextReader
 from tests.nn.test_context_model import CONTEXTS, ROWS, SCHEMA, new_base, new_model
 
 
@@ -34,6 +35,16 @@ def test_contexts_of_other_libraries_are_read_like_plain_values() -> None:
         torch.testing.assert_close(model.context_vectors(context), expected[:1])
     name = np.unique(["Oslo"])[0]
     torch.testing.assert_close(model.context_vectors({"city": name}), model.context_vectors({"city": "Oslo"}))
+
+
+def test_collator_repeats_contexts_for_preferences_and_refuses_packed_texts() -> None:
+    rows = [{"city": "Oslo", "age": 3.0}, {"city": "Rome", "age": 5.0}]
+    batch = ContextCollator(lambda features: {"input_ids": torch.zeros(4, 3)}, SCHEMA)(rows)
+    expected = ContextReader(SCHEMA).read_table(rows * 2)
+    assert torch.equal(batch["context"].categories, expected.categories)
+    for count in (1, 3):
+        with pytest.raises(UserError, match=f"rows of tokens for 2 contexts, got {count}; do not pack"):
+            ContextCollator(lambda features, count=count: {"input_ids": torch.zeros(count, 3)}, SCHEMA)(rows)
 
 
 def test_a_class_column_of_a_data_set_has_names_and_numbers() -> None:

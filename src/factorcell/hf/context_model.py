@@ -11,15 +11,19 @@ depends on the context of each text (`adapted_modules`):
 Shapes: B texts, K context, V tokens of the vocabulary.
 """
 
+import re
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from factorcell.adapters.encoder import FROZEN_BASE_STD, ContextEncoder
@@ -28,6 +32,7 @@ from factorcell.data.columns.context import Context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.hf.context_base import (
+    FirstValues,
     bias_names,
     check_argument_names,
     check_base,
@@ -54,6 +59,8 @@ from factorcell.nn.backbones.adapted_modules import (
 from factorcell.nn.backbones.backbone import BackboneSizes
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
+CHECKPOINT_FILE = "model.safetensors"  # in a checkpoint of the `Trainer`, the tensors of `state_dict`
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FIRST_VALUES = "first_values"  # in the tensor file, the first numbers of the tensors of the base
 FILE_FORMAT = 1
 NO_CONTEXT = (
@@ -80,6 +87,14 @@ def get_context_model(model: Any, config: ContextConfig) -> "ContextModel":
     return ContextModel(model, config)
 
 
+class SavedTensors(NamedTuple):
+    """The trained tensors in a folder, and the first values of their base, or None if the folder does not have them."""
+
+    folder: Path
+    tensors: Mapping[str, Tensor]
+    first_values: FirstValues | None
+
+
 class ContextModel(nn.Module):
     """A causal language model whose weights depend on the context of each text.
 
@@ -96,13 +111,12 @@ class ContextModel(nn.Module):
     The base may be divided among several devices: each adapter is on the device of the map that it changes.
     """
 
-    push_to_hub = refused("push_to_hub", "save_pretrained, and then upload_folder of huggingface_hub")
     generate_batch = refused("generate_batch", "generate")
     init_continuous_batching = refused("init_continuous_batching", "generate")
     continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
 
-    def __init__(self, model: Any, config: ContextConfig, *, folder: str | Path | None = None) -> None:
-        """Add adapters to `model`, new ones or those in `folder`; an error leaves the model as it was."""
+    def __init__(self, model: Any, config: ContextConfig, *, saved: "SavedTensors | None" = None) -> None:
+        """Add adapters to `model`, new or `saved` ones; an error leaves the model as it was."""
         super().__init__()
         check_base(model)
         check_options(config)
@@ -130,11 +144,10 @@ class ContextModel(nn.Module):
         adapters |= {name: values for name, values in self.named_parameters() if not name.startswith("base.")}
         self.trained_names = set(adapters)
         self._first_values = first_values(model)
-        tensors: dict[str, Tensor] = {}
-        if folder is not None:
-            tensors, facts = files.load_tensors(Path(folder) / WEIGHTS_FILE)
-            check_tensors(tensors, adapters, model, Path(folder))
-            report_other_base(self._first_values, (facts or {}).get(FIRST_VALUES, {}), tensors, Path(folder))
+        if saved is not None:
+            check_tensors(saved.tensors, adapters, model, saved.folder)
+            if saved.first_values is not None:
+                report_other_base(self._first_values, saved.first_values, saved.tensors, saved.folder)
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
@@ -144,8 +157,8 @@ class ContextModel(nn.Module):
         self._head = (head,)  # in a tuple, so that it is not also a part of this module
         self._hook = head.register_forward_hook(partial(add_output_bias, self.maps)) if config.output_bias else None
         register_state_hooks(self)
-        if tensors:
-            self.load_state_dict(tensors)
+        if saved is not None:
+            self.load_state_dict(saved.tensors)
         self.train(model.training)
         if getattr(model, "is_activation_checkpointing", False):
             self.activation_checkpointing_enable()  # again, so that layers read their context
@@ -193,7 +206,7 @@ class ContextModel(nn.Module):
         check_argument_names(options)
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
         is_training = torch.is_grad_enabled() and (self.training or labels is not None)
-        with applied(self._adapt(context, inputs, needs_context=is_training)):
+        with applied(self.adapt(context, inputs, needs_context=is_training)):
             return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
 
     @torch.no_grad()
@@ -207,13 +220,18 @@ class ContextModel(nn.Module):
         """
         check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
-        adaptation = self._adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
+        adaptation = self.adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
         if isinstance(adaptation.contexts, Tensor):
             shifts = self.maps.condition(adaptation.contexts)
             shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
             adaptation = Adaptation(self.maps, shifts, adaptation.output_bias)
         with applied(adaptation):
             return self.base.generate(inputs, **options)
+
+    @property
+    def base_model(self) -> "ContextLayers":
+        """The layers of the base without the output layer, with which TRL computes losses."""
+        return ContextLayers(self)
 
     def disable_adapter(self) -> AbstractContextManager[None]:
         """Return a block in which this thread computes as the unadapted base."""
@@ -246,8 +264,8 @@ class ContextModel(nn.Module):
             return torch.zeros(len(context), 0, device=self.base.device)
         return cast(Tensor, self.encoder(context.to(self.base.device)))
 
-    def _adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
-        """Return the adaptation of a pass, without shifts if the adapters are disabled."""
+    def adapt(self, context: Any, inputs: Tensor | None, *, needs_context: bool = False) -> Adaptation:
+        """Return the adaptation of a pass over `inputs`, without shifts if the adapters are disabled."""
         self._check_adapters()
         outer = find_adaptation(self.maps)
         if outer is not None and outer.is_disabled:
@@ -336,13 +354,40 @@ class ContextModel(nn.Module):
         options = {name: value for name, value in vars(self.context_config).items() if name != "schema"}
         files.write_versioned(path / CONFIG_FILE, {**base, **options}, FILE_FORMAT)
 
+    def push_to_hub(
+        self, repo_id: str, *, token: str | None = None, private: bool | None = None, **options: Any
+    ) -> Any:
+        """Upload the files of `save_pretrained` to a repository of the hub, which is created if it does not exist.
+
+        Args:
+            repo_id: The repository, such as `user/name`.
+            token: A token of the hub; by default that of its command line.
+            private: Whether a new repository is private; by default what its owner has set.
+            **options: Other arguments of `HfApi.upload_folder`, such as `commit_message`.
+
+        Returns:
+            The result of `HfApi.upload_folder`, with the address of the commit.
+        """
+        from huggingface_hub import HfApi
+
+        hub = HfApi(token=token)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+            return hub.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+
     @classmethod
-    def from_pretrained(cls, model: Any, folder: str | Path) -> Self:
-        """Add the context adapters that `save_pretrained` wrote to their base.
+    def from_pretrained(
+        cls, model: Any, folder: str | Path, *, config: ContextConfig | None = None, **options: Any
+    ) -> Self:
+        """Add trained context adapters to their base.
 
         Args:
             model: The base: the same model of `transformers`, without adapters.
-            folder: The folder.
+            folder: A folder of `save_pretrained`, a repository of the hub such as `user/name`, or a checkpoint of the
+                `Trainer`.
+            config: The options of the adapters, for a checkpoint of the `Trainer`, which has only tensors.
+            **options: Arguments of `huggingface_hub.snapshot_download`, such as `revision` and `token`.
 
         A finding says if the base seems to have other weights than in training.
 
@@ -351,6 +396,12 @@ class ContextModel(nn.Module):
         """
         check_base(model)
         path = Path(folder)
+        if config is not None:
+            return cls(model, config, saved=_read_checkpoint(path))
+        if not path.exists() and HUB_NAME.fullmatch(str(folder)):
+            path = _download(str(folder), options)
+        if (path / CHECKPOINT_FILE).exists() and not (path / CONFIG_FILE).exists():
+            raise UserError(f"{path}: expected the argument config for a checkpoint of the Trainer, got none")
         content = files.read_versioned(path / CONFIG_FILE, FILE_FORMAT)
         if content.get("model_type") != model.config.model_type:
             raise UserError(
@@ -364,7 +415,8 @@ class ContextModel(nn.Module):
             config = ContextConfig(**options)
         except (TypeError, UserError) as error:
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
-        return cls(model, config, folder=path)
+        tensors, facts = files.load_tensors(path / WEIGHTS_FILE)
+        return cls(model, config, saved=SavedTensors(path, tensors, (facts or {}).get(FIRST_VALUES, {})))
 
     def unload(self) -> Any:
         """Remove the adapters, and return the plain model of `transformers` with its former weights.
@@ -406,3 +458,47 @@ class ContextModel(nn.Module):
     def _check_adapters(self) -> None:
         if not self._has_adapters:
             raise UserError("this model has lost its adapters; use the model that unload or merge_and_unload returned")
+
+
+class ContextLayers:
+    """The layers of a `ContextModel`, which compute hidden states in a context, as `base_model` of a base does.
+
+    Its other attributes are those of the layers.
+    """
+
+    def __init__(self, model: ContextModel) -> None:
+        self._model = model
+
+    def __call__(self, input_ids: Tensor | None = None, *, context: Any = None, **options: Any) -> Any:
+        """Call the layers with the weights of the context of each text; the arguments are those of `ContextModel`."""
+        model = self._model
+        check_argument_names(options)
+        if model.output_bias is not None:
+            raise UserError("output_bias: expected none, because the caller computes the output layer, got one")
+        inputs = options.get("inputs_embeds") if input_ids is None else input_ids
+        is_training = torch.is_grad_enabled() and model.training
+        with applied(model.adapt(context, inputs, needs_context=is_training)):
+            return model.base.base_model(input_ids=input_ids, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model.base.base_model, name)
+
+
+def _read_checkpoint(folder: Path) -> SavedTensors:
+    """Read the tensors of a checkpoint of the `Trainer`."""
+    path = folder / CHECKPOINT_FILE
+    try:
+        return SavedTensors(folder, safetensors.torch.load_file(path), None)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: expected the tensors of a checkpoint of the Trainer, got none ({error})") from None
+
+
+def _download(repo_id: str, options: Mapping[str, Any]) -> Path:
+    """Download the adapters in a repository of the hub, and return their folder."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=[CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE], **options))
+    except OSError as error:  # also the errors of the library
+        problem = str(error).partition("\n")[0]
+        raise UserError(f"{repo_id}: expected a folder or a repository of the hub, got neither ({problem})") from None

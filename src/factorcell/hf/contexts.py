@@ -193,7 +193,12 @@ class ContextCollator:
         ]
         batch = self.collator(inputs)
         if self._columns:
-            batch["context"] = self._reader.read_table(rows)
+            count = len(next(iter(batch.values()), rows))
+            repeats, rest = divmod(count, len(rows))  # 2 with preferences: chosen texts, and then rejected ones
+            if rest or not repeats:
+                problem = f"expected rows of tokens for {len(rows):,} contexts, got {count:,}"
+                raise UserError(f"features: {problem}; do not pack texts")
+            batch["context"] = self._reader.read_table(rows * repeats)
         return batch
 
 

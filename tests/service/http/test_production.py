@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from factorcell.service.http.application import Metrics
 from factorcell.service.http.operations import OPERATIONS
 from tests import ROOT
-from tests.test_docs import blocks
 
 PAGE = ROOT / "docs" / "production.md"
 FILES = ROOT / "docs" / "production"
@@ -88,7 +87,7 @@ def test_every_alert_is_documented() -> None:
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    (unit,) = [block.code for block in blocks(PAGE.read_text(encoding="utf-8")) if block.language == "ini"]
+    unit = (FILES / "factorcell.service").read_text(encoding="utf-8")
     path = tmp_path / "factorcell.service"
     path.write_text(unit.replace("/opt/factorcell/bin/factorcell", f"{sys.executable} -m factorcell"))
     result = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The proxy configurations of docs/production.md: what they pass on, buffer, and log."""
+"""The proxy configurations in docs/production/: what they pass on, buffer, and log."""
 
 import re
 import shutil
@@ -22,10 +22,10 @@ from factorcell.service.http.operations import MAX_EXPORT_BYTES
 from tests import ROOT
 from tests.ports import free_port
 from tests.service.listening import listening
-from tests.test_docs import blocks
 
 pytestmark = pytest.mark.slow
 
+FILES = ROOT / "docs" / "production"
 START_TIMEOUT = 60.0  # seconds
 SECRET = "qzjqzj"  # must not appear in any log
 STRANGE = "a/b?c#d% é.."
@@ -35,12 +35,6 @@ http {{ client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_te
 uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
 {site}
 }}"""
-
-
-def documented(language: str, mark: str) -> str:
-    text = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
-    (code,) = [block.code for block in blocks(text) if block.language == language and mark in block.code]
-    return code
 
 
 def substitute(text: str, **changes: str) -> str:
@@ -54,7 +48,7 @@ def nginx(folder: Path, port: int, upstream: str) -> list[str]:
     cert = ["-keyout", str(folder / "key"), "-out", str(folder / "cert"), "-subj", "/CN=localhost", "-days", "2"]
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *cert], check=True, capture_output=True)
     site = substitute(
-        documented("nginx", "upstream"),
+        (FILES / "nginx.conf").read_text(encoding="utf-8"),
         **{
             "127.0.0.1:8000": upstream,
             "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
@@ -71,10 +65,10 @@ def nginx(folder: Path, port: int, upstream: str) -> list[str]:
 
 def caddy(folder: Path, port: int, upstream: str) -> list[str]:
     site = substitute(
-        documented("text", "reverse_proxy"),
+        (FILES / "Caddyfile").read_text(encoding="utf-8"),
         **{
-            "127.0.0.1:8000": upstream,
-            "complete.example {": f"https://127.0.0.1:{port} {{\n\ttls internal",
+            "{$UPSTREAM:127.0.0.1:8000}": upstream,
+            "{$DOMAIN:complete.example} {": f"https://127.0.0.1:{port} {{\n\ttls internal",
             "\tlog {": "\tadmin off\n\tauto_https disable_redirects\n\tskip_install_trust\n\tlog {",
         },
     )
