@@ -3,6 +3,7 @@
 from datetime import date, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,15 @@ def test_numbers_are_read_in_their_notation(
     text: str, plain: float | None, point: float | None, comma: float | None
 ) -> None:
     assert [to_number(text, notation) for notation in ("", "point", "comma")] == [plain, point, comma]
+
+
+def test_long_texts_are_not_numbers_or_times_and_are_read_in_linear_time() -> None:
+    begin = perf_counter()
+    for text in ("1 " * 200_000 + "x", "1," * 200_000, "9" * 400_000, "1.Jan " * 100_000):
+        assert [to_number(text, notation) for notation in ("", "point", "comma")] == [None] * 3
+        assert [to_time(text, notation) for notation in ("", "day-first", "month-first")] == [None] * 3
+        assert guess_kind("x", [text]) == ("category", "")
+    assert perf_counter() - begin < 5  # 100 s with a regular expression that backtracks
 
 
 @given(st.floats(-1e9, 1e9), st.sampled_from(["'", "’", " ", "\u00a0", "\u202f", ""]))

@@ -29,8 +29,11 @@ def data_facts(corpus: Corpus, dev: Corpus) -> Iterator[Fact]:
     yield "vocabulary", f"{len(corpus.tokenizer):,} {unit}s"
 
 
-def column_facts(run: Run, corpus: Corpus) -> Iterator[Fact]:
-    """Yield the kind of each context variable, three values of training texts, and the numbers of missing values."""
+def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
+    """Yield the kind of each context variable, three values, and the numbers of rare and missing values.
+
+    The values of the column `user` are not shown.
+    """
     schema, label = corpus.schema, "columns"
     if not schema.variables:
         yield label, "none"
@@ -39,7 +42,7 @@ def column_facts(run: Run, corpus: Corpus) -> Iterator[Fact]:
         if variable.kind == "category":
             ids = corpus.categories[:, schema.categories.index(variable)]
             missing = int((ids == MISSING).sum())
-            examples = [] if variable.source_column == run.config.data.user else [*variable.values[1:4]]
+            examples = [] if variable.source_column == user else [*variable.values[1:4]]
         elif variable in schema.numbers:
             numbers = corpus.numbers[:, schema.numbers.index(variable)]
             missing = int(np.isnan(numbers).sum())

@@ -176,7 +176,8 @@ def train_and_log(
 ) -> None:
     """Train a run to its end, within the time limit; log the data, the model, its `chosen` options and the training."""
     LOG.info("%s", run.folder)
-    log_facts(*summary.data_facts(corpus, dev), *summary.column_facts(run, corpus), *summary.model_facts(run))
+    columns = summary.column_facts(corpus, run.config.data.user)
+    log_facts(*summary.data_facts(corpus, dev), *columns, *summary.model_facts(run))
     if used := used_options(chosen, run.config, run.schema):
         log_facts(("options", run.config.format_options(used)), level=logging.DEBUG)
     report(*table_findings(corpus, dev))

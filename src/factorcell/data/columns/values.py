@@ -33,6 +33,7 @@ SERIES = [
 TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
 NUMBER_NOTATIONS = {"point": ".", "comma": ","}  # with their decimal marks
 TIME_NOTATIONS = ("day-first", "month-first")
+MAX_AMOUNT_LENGTH = 100  # maximum number of characters of a number with a notation
 UNIT = r"(?:\p{Sc}|[A-Z]{3}|%|‰)?"  # a currency or a per cent sign
 AMOUNT = regex.compile(rf"([-+]?)\s*{UNIT}\s*([-+]?)((?:\d[\d,.'’\s]*)?\d|[,.]\d+)(e[-+]?\d+)?\s*{UNIT}")
 # The digits before the decimal mark, with or without marks between thousands or, as in India, lakhs
@@ -144,7 +145,7 @@ def to_number(value: Any, notation: str = "") -> float | None:
 
 def _without_marks(text: str, decimal_mark: str) -> str:
     """Return a number with a decimal point, and without marks between thousands and units; empty for other texts."""
-    amount = AMOUNT.fullmatch(text)
+    amount = AMOUNT.fullmatch(text) if len(text) <= MAX_AMOUNT_LENGTH else None  # matching takes quadratic time
     if amount is None or (amount[1] and amount[2]):
         return ""
     whole, _, fraction = amount[3].partition(decimal_mark)
