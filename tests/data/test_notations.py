@@ -76,7 +76,7 @@ def test_formatted_numbers_are_read_as_themselves(number: float, mark: str) -> N
     assert to_number(number, "comma") == number  # not a text
 
 
-TIMES: list[tuple[str, Any, Any, Any]] = [  # a text without notation, with day-first and month-first
+TIMES: list[tuple[Any, ...]] = [  # a text without notation, with day-first and month-first
     ("24-02-2015 11.35", None, datetime(2015, 2, 24, 11, 35), None),
     ("25-Sep-21", *[date(2021, 9, 25)] * 3),
     ("1/31/2026", None, None, date(2026, 1, 31)),

@@ -59,6 +59,7 @@ class Cyclic(Column):
     Args:
         name: The name of the column.
         period: The period, such as 24.
+        notation: The notation of the numbers, "comma" or "point".
     """
 
     period: float

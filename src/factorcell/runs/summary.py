@@ -53,10 +53,12 @@ def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
         elif variable.kind == "text":
             examples = [*variable.values[:3]]
         listing = ", ".join(f"{example:.20}" for example in list(dict.fromkeys(examples))[:3])
-        statistics = variable.details.removeprefix(variable.kind).lstrip(" ,")
-        parts = [variable.kind + (f" such as {listing}" if listing else ""), statistics]
+        if listing:
+            parts = [f"{variable.kind} such as {listing}", variable.details.removeprefix(variable.kind).lstrip(" ,")]
+        else:
+            parts = [variable.kind, variable.details] if variable.kind == "category" else [variable.details]
         parts += [f"{missing:,} missing"] if missing else []
-        yield label, f"{variable.name}: {'; '.join(filter(None, parts))}"
+        yield label, f"{variable.name}: {'; '.join(parts)}"
         label = ""
 
 
