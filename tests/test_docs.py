@@ -45,7 +45,14 @@ OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--
 OTHER_OPTIONS |= {"--data", "--results", "--docs"}  # of the scripts under experiments/ and benchmarks/
 OTHER_OPTIONS |= {"--exclude", "--local-dir"}  # of hf
 OTHER_OPTIONS |= {"--rm", "--detach", "--wait", "--profile"}  # of docker compose
-OTHER_OPTIONS |= {"--enable-lora", "--lora-modules", "--max-lora-rank", "--max-loras", "--lora"}  # of vLLM, llama.cpp
+OTHER_OPTIONS |= {
+    "--lora-init-without-apply",
+    "--enable-lora",
+    "--lora-modules",
+    "--max-lora-rank",
+    "--max-loras",
+    "--lora",
+}  # of vLLM, llama.cpp
 OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colors and lengths of a web page
 
 
