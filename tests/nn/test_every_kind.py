@@ -163,5 +163,5 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
         ("title", 3, "row 2: title is 3, not a text"),
     ):
         bad = write_jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")
-        with pytest.raises(UserError, match=f"bad.jsonl {message}"):
+        with pytest.raises(UserError, match=f"bad.jsonl line 2, {message}"):
             run.prepare(bad)

@@ -42,6 +42,7 @@ DATE = r"(?:(\d{1,4}|[a-z]+)\.?[-./ ] ?(\d{1,2}|[a-z]+)\.?[-./, ] ?(\d{4}|\d{1,2
 CLOCK = r"(?:[t, ] ?|^)(\d{1,2})[:.](\d\d)(?:[:.](\d\d)(?:[.,]\d+)?)?(?: ?([ap])\.?m\.?)?"
 DATE_AND_CLOCK = re.compile(f"{DATE}(?:{CLOCK})?", re.IGNORECASE)
 END_OF_DAY = re.compile(r"(^|[T ])24((?::?00){1,2}(?:[.,]0+)?(?:Z|[-+][\d:]+)?)$")  # ISO 8601 for 0:00 of the next day
+MONTHS = {name[:length]: rank for name, rank in SERIES[0].items() for length in range(3, len(name) + 1)}
 # A number, or a range that begins with a number, such as 18 to 34 or 65+.
 NUMBER_OR_RANGE = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
 
@@ -204,7 +205,7 @@ def _written_time(text: str, notation: str) -> date | time | None:
         hours = int(hour or 0) if not half else int(hour) % 12 + 12 * (half in "pP")
         clock = time(hours, int(minute or 0), int(seconds or 0))
         day = None if first is None else _written_date(first, second, third, notation)
-    except ValueError:
+    except (ValueError, KeyError):
         return None
     return clock if day is None else datetime.combine(day, clock) if hour else day
 
@@ -213,24 +214,16 @@ def _written_date(first: str, second: str, third: str, notation: str) -> date:
     """Return the date of three parts; a year of four digits or the name of a month may determine their order.
 
     Raises:
-        ValueError: The parts are not a date.
+        ValueError, KeyError: The parts are not a date.
     """
-    if len(first) == 4 and first.isdigit():
-        year, month, day = first, second, third
-    elif first.isalpha() or (notation == "month-first" and second.isdigit()):
-        month, day, year = first, second, third
-    else:
-        day, month, year = first, second, third
-    if month.isalpha():
-        ranks = [rank for name, rank in SERIES[0].items() if len(month) >= 3 and name.startswith(month.casefold())]
-        (month_number,) = ranks
-    else:
-        month_number = int(month)
-    if len(year) == 2:
-        year = ("20" if year < "69" else "19") + year  # as in POSIX
-    if len(year) != 4:
+    is_month_first = first.isalpha() or (notation == "month-first" and second.isdigit())
+    order = "ymd" if len(first) == 4 and first.isdigit() else "mdy" if is_month_first else "dmy"
+    parts = dict(zip(order, (first, second, third), strict=True))
+    year, month = parts["y"], parts["m"].casefold()
+    century = "" if len(year) == 4 else "20" if year < "69" else "19"  # as in POSIX
+    if len(century + year) != 4:
         raise ValueError("not a year")
-    return date(int(year), month_number, int(day))
+    return date(int(century + year), int(month) if month.isdigit() else MONTHS[month], int(parts["d"]))
 
 
 def to_seconds(value: Any) -> float | None:
