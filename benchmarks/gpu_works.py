@@ -220,8 +220,8 @@ def random_texts(count: int, longest: int, vocabulary: int, shortest: int = 10) 
     schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
     words = (*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary)))
     tokenizer = WordTokenizer(WordOptions(), words)
-    spellings = Ragged(np.zeros(0, np.uint8), np.zeros(len(offsets), np.int64))
-    return Corpus(tokens, offsets, categories, np.zeros((count, 0), np.float32), spellings, tokenizer, schema)
+    unknown = Ragged(np.zeros(0, np.int32), np.zeros(len(offsets), np.int64))
+    return Corpus(tokens, offsets, categories, np.zeros((count, 0), np.float32), unknown, (), tokenizer, schema)
 
 
 RECIPES: dict[str, tuple[dict[str, Any], int, int]] = {  # options, longest text, vocabulary

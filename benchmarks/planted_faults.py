@@ -41,7 +41,7 @@ FAULTS = [
     Fault(
         "training/schedule.py", "SLOWDOWN_WINDOW * self.max_seconds", "self.max_seconds", "training/test_schedule.py"
     ),
-    Fault("training/trainer.py", "batch.tokens.device) & batch.mask()", "batch.tokens.device)", "training"),
+    Fault("data/counts.py", "batch.tokens.device) & batch.mask()", "batch.tokens.device)", "training"),
     Fault("training/rules.py", "passes = PASSES_PER_PRESET[preset] * ", "passes = 2 * ", "training/test_rules.py"),
     Fault("ngram/ngram.py", "2 - 3 * y * threes / twos", "2 - 2 * y * threes / twos", "evaluation/test_ngram.py"),
     Fault("ngram/count_models.py", "suffixes)] = predecessors", "suffixes)] += predecessors", "nn/test_mixture.py"),

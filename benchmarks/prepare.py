@@ -50,21 +50,17 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
-def measure(path: Path, cache: Path, tokenizer: str) -> dict[str, float]:
-    """Prepare `path` twice; the second time opens the cache."""
+def measure(path: Path, tokenizer: str) -> dict[str, float]:
+    """Prepare `path`."""
     from factorcell.data.cache import prepare
 
     config = Config.of(tokenizer=tokenizer, context=("stars",))
     before, start = peak_mib(), time.perf_counter()
-    corpus = prepare(path, config, cache=cache)
-    first = time.perf_counter() - start
-    start = time.perf_counter()
-    prepare(path, config, cache=cache)
+    corpus = prepare(path, config)
     return {
         "rows": len(corpus),
         "vocabulary": len(corpus.tokenizer),
-        "seconds": round(first, 2),
-        "seconds_again": round(time.perf_counter() - start, 2),
+        "seconds": round(time.perf_counter() - start, 2),
         "peak_mib": round(peak_mib()),
         "peak_mib_after_imports": round(before),
     }
@@ -75,17 +71,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure time and memory of preparing a table.")
     parser.add_argument("--words", type=int, default=10_000_000)
     parser.add_argument("--tokenizer", default="word", choices=("word", "space", "char", "grapheme"))
-    parser.add_argument("--measure", nargs=2, type=Path, metavar=("TABLE", "CACHE"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", type=Path, metavar="TABLE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        table, cache = options.measure
-        print(json.dumps(measure(table, cache, options.tokenizer)))
+        print(json.dumps(measure(options.measure, options.tokenizer)))
         return
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "table.csv")
         words = write_table(table, options.words)
-        cache = Path(folder, "cache")
-        command = [sys.executable, __file__, "--tokenizer", options.tokenizer, "--measure", str(table), str(cache)]
+        command = [sys.executable, __file__, "--tokenizer", options.tokenizer, "--measure", str(table)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         result = json.loads(process.stdout)

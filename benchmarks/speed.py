@@ -120,8 +120,8 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
     words = (*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary)))
     tokenizer = WordTokenizer(WordOptions(), words)
     offsets = np.arange(rows + 1) * (length + 1)
-    spellings = Ragged(np.zeros(0, np.uint8), np.zeros(len(offsets), np.int64))
-    return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), spellings, tokenizer, schema)
+    unknown = Ragged(np.zeros(0, np.int32), np.zeros(len(offsets), np.int64))
+    return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), unknown, (), tokenizer, schema)
 
 
 def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:

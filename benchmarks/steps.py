@@ -52,7 +52,7 @@ PARTS: list[tuple[Any, str, str]] = [
     (softmax._Compiled, "forward", "softmax, around it"),
     (softmax._Compiled, "backward", "softmax, around it"),
     (torch.autograd, "backward", "backward, other"),
-    (Trainer, "_clip", "gradient norm"),
+    (torch.nn.utils, "get_total_norm", "gradient norm"),
     (RowAdam, "step", "row step, other"),
     (torch.optim.AdamW, "step", "dense step"),
 ]

@@ -28,8 +28,7 @@ from factorcell.config import MODELS, PRECISIONS, Config, RecurrentOptions
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.runs.run import Run
-from factorcell.training.loop import train
-from factorcell.training.trainer import MAX_GRADIENT_NORM
+from factorcell.training.trainer import MAX_GRADIENT_NORM, train
 
 EVALUATIONS = 2  # per pass
 PLAIN = "nn.LSTM, cross_entropy"

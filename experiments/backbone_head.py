@@ -51,7 +51,7 @@ def load(source: pretrained.Source, labels: int, parameters: int, device: torch.
     from peft import LoraConfig, get_peft_model
 
     library = pretrained.transformers()
-    with pretrained.quiet(library):
+    with pretrained.quiet():
         files = {"gguf_file": source.gguf_file, "local_files_only": True}
         tokenizer = library.AutoTokenizer.from_pretrained(source.folder, **files)
         model = library.AutoModelForSequenceClassification.from_pretrained(

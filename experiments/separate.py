@@ -81,8 +81,8 @@ def separate(
     """
     folder = Path(folder)
     is_resumable = resume and not (folder / CONFIG).exists()
-    if not is_resumable and not files.is_new(folder, initial_files()):
-        raise files.folder_exists_error(folder, resumable=True)
+    if not is_resumable:
+        files.check_new(folder, initial_files(), resumable=True)
     specified = config.to_dict() if isinstance(config, Config) else config
     user, options = Config.from_dict(specified).data.user, _unadapted_options(specified, by)
     base_config = Config.from_dict(options)
@@ -113,7 +113,7 @@ def separate(
                 chosen = unspecified_options(options)
                 write_training_facts(run, train_texts, dev_texts, source_name, facts, chosen=chosen)
         runs.append(Run.open(path))
-    mixture = MixedModels(folder, runs, corpus.schema.variable(by), np.eye(len(values)))
+    mixture = MixedModels(folder, runs, by, np.eye(len(values)))
     if not (folder / FILE).exists():
         mixture.save()
     return mixture

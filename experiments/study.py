@@ -80,6 +80,7 @@ REMOVED_OPTIONS: dict[str, tuple[Any, ...] | None] = {
     "heads": (0, 4),
     "warmup": (0.02, 0.1),
     "clip": (1.0, 5.0),
+    "value_prior": (0.0,),
     **dict.fromkeys(("log_every", "save_every", "min_text_count", "max_dev_targets", "base_digest", "base_precision")),
 }
 DEFAULT_HASH = {"hash_size": HASH_SIZE, "bloom_size": BLOOM_SIZE}

@@ -19,7 +19,7 @@ from factorcell.config import Config
 from factorcell.evaluation import text_figures
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
-from factorcell.training.finetuning import finetune
+from factorcell.training.fit import finetune
 from hotels import region_of
 from study import Experiment, Measurement, Row
 from tacl_baselines import NGRAM, best_ngram, ngram_row, tokenizer_of

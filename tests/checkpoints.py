@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.training import loop
+from factorcell.training import trainer as trainer_module
 
 
 def checkpoints_every(steps: int) -> Any:
@@ -14,7 +14,7 @@ def checkpoints_every(steps: int) -> Any:
     @pytest.fixture(scope="module", autouse=True)
     def frequent_checkpoints() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "SAVE_EVERY", steps)
+            patch.setattr(trainer_module, "SAVE_EVERY", steps)
             yield
 
     return frequent_checkpoints

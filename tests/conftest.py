@@ -1,4 +1,4 @@
-"""Fixtures of all tests: fixed seeds and threads, and a cache folder for the session.
+"""Fixtures of all tests: fixed seeds and threads.
 
 Results depend on rounding, and so on the kernel and the number of threads: `FACTORCELL_KERNEL` sets the one, and
 `FACTORCELL_TEST_THREADS` (default: 1) the other.
@@ -9,7 +9,6 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -103,15 +102,6 @@ def _no_fsync() -> Iterator[None]:
 def two_dialects() -> Callable[[int, int], tuple[list[dict[str, str]], float]]:
     """The function `synthetic.two_dialects`: (rows, seed) to rows and their true perplexity."""
     return synthetic.two_dialects
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Cache prepared files in a folder of this session instead of the user's cache."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FACTORCELL_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def make_models(folder: Path) -> None:
     mixed.folder.mkdir()
     mixed.save()
     weights = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
-    mixture = MixedModels(folder / "mixture", [run, ngram, mixed], run.schema.variable("city"), weights)
+    mixture = MixedModels(folder / "mixture", [run, ngram, mixed], "city", weights)
     mixture.folder.mkdir()
     mixture.save()
 
@@ -52,6 +52,6 @@ def save_letters(folder: Path) -> None:
 
 def make_plain(folder: Path) -> Run:
     """Save an unadapted run."""
-    run = make_run(folder, ("city",), adapt=(), output_bias=())
+    run = make_run(folder, (), adapt=(), output_bias=())
     run.save_weights({})
     return run

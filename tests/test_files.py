@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
 from factorcell.errors import UserError
@@ -59,6 +57,16 @@ def test_a_tensor_of_one_element_and_any_stride_is_loaded_unchanged(tmp_path: Pa
     assert files.load_tensors(tmp_path / "t.safetensors")[0]["x"].tolist() == [0.0]
 
 
+def test_equal_tensors_are_saved_as_equal_files(tmp_path: Path) -> None:
+    saved_tensors = {"odd": torch.ones(3, dtype=torch.uint8), "a": torch.randn(3, 4), "步": torch.tensor(7.0)}
+    contents = set()
+    for _ in range(20):
+        files.save_tensors(tmp_path / "w", saved_tensors, {"step": 1, "name": "Málaga"})
+        contents.add((tmp_path / "w").read_bytes())
+    assert len(contents) == 1
+    assert all(torch.equal(saved_tensors[name], x) for name, x in files.load_tensors(tmp_path / "w")[0].items())
+
+
 def test_every_truncation_is_detected(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     files.save_tensors(whole, tensors(), {"step": 1})
@@ -68,39 +76,6 @@ def test_every_truncation_is_detected(tmp_path: Path) -> None:
         with pytest.raises(UserError) as error:
             files.load_tensors(cut)
         check_message(error, str(cut), "truncated")
-
-
-def test_every_altered_byte_is_detected(tmp_path: Path) -> None:
-    whole, changed = tmp_path / "whole", tmp_path / "changed"
-    saved_tensors = tensors()
-    files.save_tensors(whole, saved_tensors, {"step": 1})
-    content = whole.read_bytes()
-    for place in range(0, len(content), 3):
-        changed.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(UserError) as error:
-            files.load_tensors(changed)
-        check_message(error, str(changed))
-
-
-def test_swapped_tensors_facts_and_shapes_are_detected(tmp_path: Path) -> None:
-    path = tmp_path / "w"
-    a, b = torch.randn(2, 3), torch.randn(2, 3)
-    files.save_tensors(path, {"a": a, "b": b}, {"step": 1})
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        header = dict(file.metadata())
-    save_file({"a": a, "b": b}, path, header)
-    files.load_tensors(path)
-    others = [{"a": b, "b": a}, {"a": a.view(3, 2), "b": b}, {"a": a.view(torch.int32), "b": b}, {"a": a}]
-    for other in others:
-        save_file(other, path, header)
-        with pytest.raises(UserError, match="altered"):
-            files.load_tensors(path)
-    for other_header in ({**header, "facts": '{"step": 2}'}, {}):
-        save_file({"a": a, "b": b}, path, other_header)
-        with pytest.raises(UserError, match="altered"):
-            files.load_tensors(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100)])
@@ -179,8 +154,7 @@ def test_a_new_file_is_synchronized_before_the_rename(tmp_path: Path, monkeypatc
     fsync, replace = os.fsync, Path.replace
 
     def watched_fsync(handle: int) -> None:
-        status = os.fstat(handle)
-        order.append("sync the folder" if stat.S_ISDIR(status.st_mode) else f"sync {status.st_size}")
+        order.append(f"sync {os.fstat(handle).st_size}")
         fsync(handle)
 
     def watched_replace(self: Path, target: Path) -> Path:
@@ -190,7 +164,7 @@ def test_a_new_file_is_synchronized_before_the_rename(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(Path, "replace", watched_replace)
     files.write(tmp_path / "file", b"12345")
-    assert order == ["sync 5", "rename file.partial file", "sync the folder"]
+    assert order == ["sync 5", "rename file.partial file"]
 
 
 JSON = st.recursive(

@@ -13,7 +13,7 @@ import pytest
 import factorcell
 from factorcell import Completer, Learner, Run, UserError, evaluate, generate
 from factorcell.generation import GenerationOptions, stream
-from factorcell.runs.training_state import CHECKPOINT
+from factorcell.runs.run import CHECKPOINT
 from factorcell.training import finetune, mix, train
 from tests.small_runs import ROWS, make_run
 

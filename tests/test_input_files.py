@@ -22,7 +22,6 @@ from factorcell.runs.run import Run
 from factorcell.service.http import keys
 from factorcell.service.privacy import BlockList
 from factorcell.training.mixture import open_scorer
-from factorcell.training.tuning import read_space
 from tests.small_runs import make_run
 
 ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}
@@ -52,7 +51,7 @@ def references(path: Path | str) -> Any:
 READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "options in TOML": ("x.toml", "[model]\nrank = 3\n", read_options),
     "options in JSON": ("x.json", '{"model": {"rank": 3}}', read_options),
-    "search space": ("x.toml", "rank = [1, 2]\n", read_space),
+    "search space": ("x.toml", "rank = [1, 2]\n", input_files.read_options_file),
     "keys": ("x.toml", KEY, keys.read_keys),
     "block list": ("x.txt", "bad\nworse\n", lambda path: BlockList.read(path).phrases),
     "n-best lists in JSON": ("x.jsonl", json.dumps(ROW) + "\n", nbest_values),

@@ -28,7 +28,7 @@ INTEGERS = (np.int64, np.int32, np.uint32, np.array, torch.tensor)
 FLOATS = (np.float64, np.float32, np.float16, np.array, torch.tensor, Fraction)
 # Options for which 0 has a natural meaning that their help need not explain.
 NATURAL_ZERO = {
-    *("learning_rate", "prefix_vectors", "prompt_history", "seed", "token_rate", "value_prior"),
+    *("learning_rate", "prefix_vectors", "prompt_history", "seed", "token_rate"),
     "weight_decay",
     *("dropout_context", "dropout_input", "dropout_output", "dropout_recurrent"),
 }

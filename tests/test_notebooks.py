@@ -37,7 +37,7 @@ def test_a_notebook_has_no_outputs_and_valid_links(notebook: Path) -> None:
 def test_the_code_of_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     code = ["".join(cell["source"]) for cell in cells(notebook, "code")]
     (tmp_path / "code.py").write_text("\n\n".join([*code, "print('end of the notebook')"]), encoding="utf-8")
-    environment = {**os.environ, "MPLBACKEND": "Agg", "FACTORCELL_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "MPLBACKEND": "Agg"}
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:__main__", "code.py"],
         cwd=tmp_path,

@@ -517,9 +517,6 @@ class TrainingConfig:
         1.0, "factor on the learning rate of parameters with one row per token or context value, such as embeddings"
     )
     weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW")
-    value_prior: float = float_option(
-        0.0, "l2 penalty of category embeddings and of the hashed softmax bias, in nats per target"
-    )
     sparse_l1: tuple[str, ...] = option(
         ("1e-6",),
         "l1 penalty of the sparse softmax bias in nats per target: NUMBER, or NAME=NUMBER for one variable "
@@ -794,7 +791,6 @@ class TrainingOptions(TypedDict, total=False):
     learning_rate: float
     token_rate: float
     weight_decay: float
-    value_prior: float
     sparse_l1: Sequence[str]
     samples: int
     evaluations: int

@@ -1,17 +1,4 @@
-"""A classifier of texts with the interface of scikit-learn.
-
-    from factorcell.sklearn import ContextClassifier
-
-    ContextClassifier(minutes=1).fit(texts, labels).predict(["lovely stay"])
-
-The class of a text is a context variable of a run, and Bayes' rule gives its probabilities:
-
-    p(class | text, other columns) ~ p(text | class, other columns) p(class | other columns)
-
-The sign ~ means "proportional to".
-
-Shapes: B texts, K classes.
-"""
+"""A classifier of texts with the interface of scikit-learn. Shapes: B texts, K classes."""
 
 import shutil
 import weakref
@@ -38,8 +25,7 @@ from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.io import lock
 from factorcell.options.columns import Category
-from factorcell.runs.run import Run
-from factorcell.runs.training_state import CHECKPOINT
+from factorcell.runs.run import CHECKPOINT, Run
 from factorcell.training.fit import fit
 
 CLASS = "class"  # the context column of a run that contains the class
@@ -51,7 +37,9 @@ Columns = dict[str, list[Any]]
 
 
 class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A scikit-learn classifier that trains a run and classifies texts by Bayes' rule.
+    """A scikit-learn classifier that trains a run, of which the class is a context variable, and applies Bayes' rule.
+
+        ContextClassifier(minutes=1).fit(texts, labels).predict(["lovely stay"])
 
     It reads a list, an array or a series of texts; or a table, such as a data frame, with a text column. All other
     columns of the table are context columns.
@@ -80,11 +68,8 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
         **options: Any,
     ) -> None:
-        self.text = text
-        self.minutes = minutes
-        self.preset = preset
-        self.out = out
-        self.random_state = random_state
+        self.text, self.minutes, self.preset = text, minutes, preset
+        self.out, self.random_state = out, random_state
         self._options = options
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -152,8 +137,8 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return the most probable class of each text (B,)."""
-        probabilities = self.predict_proba(X)
-        predicted: NDArray[Any] = self.classes_[probabilities.argmax(1)]
+        indices = self.predict_proba(X).argmax(1)
+        predicted: NDArray[Any] = self.classes_[indices]
         return predicted
 
     def _read(self, source: Any) -> Columns:

@@ -135,9 +135,9 @@ def test_results_of_a_run_that_stopped_early_have_a_caution(folder: Path, capsys
         for command in commands:
             page.unlink(missing_ok=True)
             assert main([*command, "--verbose"]) == 0
-            assert ("its training stopped after 50 of 1,000 steps" in capsys.readouterr().err) == (steps == 1000)
+            assert ("its training stopped (step 50 of 1,000)" in capsys.readouterr().err) == (steps == 1000)
             if "--page" in command:
-                assert ("after 50 of 1,000 steps" in page.read_text(encoding="utf-8")) == (steps == 1000)
+                assert ("step 50 of 1,000" in page.read_text(encoding="utf-8")) == (steps == 1000)
 
 
 def test_evaluate_counts_empty_texts(folder: Path) -> None:
@@ -149,8 +149,7 @@ def test_evaluate_counts_empty_texts(folder: Path) -> None:
 def test_classify_reports_its_progress(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("FIRST_DELAY", "INTERVAL"):
-        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     monkeypatch.setattr("factorcell.evaluation.likelihoods.MAX_BATCH_TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")
     classify(Run.open(cell), table, "city")

@@ -11,7 +11,7 @@ from factorcell.runs.run import Run
 from tests import synthetic
 from tests.findings import parse_block
 
-SMALL = "--embedding-size 8 --hidden-size 10 --min-count 1 --min-context-count 5 --threads 1".split()
+SMALL = "--context dialect --embedding-size 8 --hidden-size 10 --min-count 1 --min-context-count 5 --threads 1".split()
 QUICK = "--epochs 2 --batch-tokens 300 --evaluations 2 --learning-rate 1e-2".split()
 
 

@@ -176,4 +176,4 @@ def test_commands_warn_of_a_training_that_has_not_ended(folder: Path, capsys: py
             shutil.rmtree(folder / "out", ignore_errors=True)
             assert main([*words, "--threads", "1"]) == 0
             errors = capsys.readouterr().err
-            assert errors.count("its training stopped after 50 of 1,000 steps") == (steps == 1000), words
+            assert errors.count("its training stopped (step 50 of 1,000)") == (steps == 1000), words

@@ -209,8 +209,7 @@ def test_every_must_be_at_least_1() -> None:
 def test_the_progress_of_a_replay_names_no_user(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("FIRST_DELAY", "INTERVAL"):
-        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     streams = read_streams(many_rows(), DATA)
     with logged_progress():
         list(replay({"spy": of_texts()}, streams, "text"))

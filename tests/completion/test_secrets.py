@@ -23,8 +23,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
-from factorcell.training.finetuning import finetune
-from factorcell.training.fit import train_run
+from factorcell.training.fit import finetune, train_run
 
 SECRET, USERS = "my pit is 7351", ("ann", "bob", "cat", "dan")
 ROWS: list[dict[str, Any]] = [

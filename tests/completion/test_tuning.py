@@ -66,7 +66,7 @@ def test_a_mixture_is_tuned_by_its_own_perplexity() -> None:
 
 
 def test_progress_names_the_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("factorcell.io.progress.FIRST_DELAY", 0.0)
+    monkeypatch.setattr("factorcell.io.progress.INTERVAL", 0.0)
     run = make_letters(data=CITY, spread=0.8)
     for rule, title in ((LearningRule("sgd", 0.0), "without learning"), (LearningRule("sgd", 0.05), "sgd 0.05")):
         with logged_progress():

@@ -15,11 +15,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from factorcell.config import BpeOptions, Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizers.bpe import BpeTokenizer, _repeat_words, default_vocabulary
+from factorcell.data.tokenizers.bpe import BpeTokenizer, default_vocabulary
 from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer
 from factorcell.errors import UserError
-from factorcell.io.files import create_manifest
 
 TEXTS = [
     "the sea is cold, the sun isn't",
@@ -195,7 +194,6 @@ def test_training_reads_texts_as_the_trained_tokenizer_does(
 def test_training_is_deterministic_and_a_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
     first, second = trained(), trained(TEXTS[::-1])
     assert first.contents() == second.contents()
-    create_manifest(tmp_path, first.FILES)
     first.save(tmp_path)
     opened = load_tokenizer(Config.of(tokenizer="bpe"), tmp_path)
     assert opened.contents() == first.contents()
@@ -257,10 +255,11 @@ def test_the_default_size_grows_with_the_texts() -> None:
     assert sizes[0] < sizes[2] < sizes[-1] == default_vocabulary(10**12)
 
 
-def test_large_counts_are_scaled_down() -> None:
-    lines = list(_repeat_words({"b": 2500, "a": 1, "c": 10}, 2.0))
-    assert Counter(" ".join(lines).split()) == {"b": 1250, "c": 5}
-    assert lines == list(_repeat_words({"c": 10, "a": 1, "b": 2500}, 2.0))
+def test_counts_of_many_words_are_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    untrained = new_tokenizer(Config.of(tokenizer="bpe", max_vocabulary=300))
+    scaled = untrained.train({"thethe": 100, "seasea": 50}).contents()
+    monkeypatch.setattr("factorcell.data.tokenizers.bpe.MAX_TRAINING_WORDS", 150)
+    assert untrained.train({"seasea": 5000, "thethe": 10_000, "rare": 20}).contents() == scaled
 
 
 def test_lower_case_is_an_option() -> None:

@@ -327,7 +327,7 @@ def test_all_types_of_tables_give_the_same_corpus(kind: str, tmp_path: Path) -> 
         source["topic"] = np.array(source["topic"])
         source["at"] = [np.datetime64(moment) for moment in source["at"]]
     config = Config.of(context=CONTEXT, min_context_count=1)
-    corpus, expected = (prepare(table, config, cache=tmp_path / "cache") for table in (source, plain))
+    corpus, expected = (prepare(table, config) for table in (source, plain))
     assert [v.name for v in corpus.schema.variables][:3] == ["at.hour", "at.weekday", "at.yearday"]
     assert corpus.schema == expected.schema
     assert np.array_equal(corpus.numbers, expected.numbers)

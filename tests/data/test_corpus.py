@@ -1,4 +1,4 @@
-"""Corpora, compared with plain lists: token ids, contexts, batches, and the cache."""
+"""Corpora, compared with plain lists: token ids, contexts and batches."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,13 +15,11 @@ from factorcell.data import cache as caching
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, extend_hashes, text_hashes
 from factorcell.data.tables import chunks, tables
-from factorcell.data.tokenizers.bpe import PretrainedTokenizer
 from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.io.progress import progress_bar
 from tests.findings import collected_findings, expected_finding, logged_progress
-from tests.pretrained_models import write_pretrained
 from tests.small_runs import split
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
@@ -61,13 +59,12 @@ def test_a_notice_reports_the_empty_texts_of_a_file(tmp_path: Path) -> None:
     path, rows = tmp_path / "rows.jsonl", [*ROWS, {**ROWS[0], "text": "  "}]
     files.write_rows(path, rows)
     for kind, count in (("word", "2 of 6 texts empty"), ("char", "1 of 6 texts empty")):
-        for _ in range(2):
-            with expected_finding("empty texts", f"{path}: {count}"):
-                corpus = prepare(path, Config.of(tokenizer=kind, max_tokens=1), cache=tmp_path / "cache")
+        with expected_finding("empty texts", f"{path}: {count}"):
+            corpus = prepare(path, Config.of(tokenizer=kind, max_tokens=1))
         assert lines_of(corpus)[2] == [START, END]
     files.write_rows(path, [row for row in ROWS if row["text"]])
     with collected_findings() as findings:
-        prepare(path, CONFIG, cache=tmp_path / "cache")
+        prepare(path, CONFIG)
     assert "empty texts" not in [finding.name for finding in findings]
 
 
@@ -137,8 +134,7 @@ def test_rare_users_are_distinguished_too(tmp_path: Path) -> None:
     expected = [([*names].index(row["who"]) + 1 if row["who"] else 0) for row in USER_ROWS]
     config = Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30)
     pd.DataFrame(USER_ROWS).to_csv(tmp_path / "written.csv", index=False)
-    for _ in range(2):
-        assert prepare(tmp_path / "written.csv", config, cache=tmp_path / "cache").users.tolist() == expected
+    assert prepare(tmp_path / "written.csv", config).users.tolist() == expected
     corpus = prepare(USER_ROWS, config)
     assert corpus.select(np.array([5, 2])).users.tolist() == [expected[5], expected[2]]
     assert prepare(USER_ROWS, Config.of(tokenizer="char")).users.tolist() == []
@@ -175,60 +171,6 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "rows.csv"
 
 
-def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tmp_path / "cache"
-    first = prepare(table, CONFIG, cache=cache)
-    assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(caching.TokenizedTexts, "add", lambda *arguments: 1 / 0)
-    second = prepare(table, CONFIG, cache=cache)
-    assert isinstance(second.tokens, np.memmap)
-    assert lines_of(second) == lines_of(first)
-    assert (second.schema, second.tokenizer.tokens) == (first.schema, first.tokenizer.tokens)
-    for changed in (Config.of(min_count=1), Config.of(tokenizer="char")):
-        with pytest.raises(ZeroDivisionError):
-            prepare(table, changed, cache=cache)
-    table.write_text(table.read_text(encoding="utf-8") + "more,A,7\n", encoding="utf-8")
-    with pytest.raises(ZeroDivisionError):
-        prepare(table, CONFIG, cache=cache)
-    assert len(list(cache.iterdir())) == 1  # the calls that failed left no files
-
-
-def test_each_pretrained_tokenizer_has_its_own_cache_entry(table: Path, tmp_path: Path) -> None:
-    for size in (270, 265):
-        folder, cache = tmp_path / str(size), tmp_path / "cache"
-        write_pretrained(folder, TEXTS, vocabulary=size)
-        config = Config.of(base=str(folder), tokenizer="pretrained")
-        corpus = prepare(table, config, cache=cache)
-        assert corpus.tokenizer.tokens == PretrainedTokenizer.of_base(config).tokens
-        assert lines_of(corpus) == lines_of(prepare(ROWS, config))
-
-
-def test_a_damaged_cache_entry_is_replaced(table: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    expected = lines_of(prepare(table, CONFIG, cache=cache))
-    (folder,) = cache.iterdir()
-    for name, content in (("tokens.npy", b"\x93NUMPY"), ("schema.json", b"{"), ("vocabulary.txt", b"a\n")):
-        (folder / name).write_bytes(content)
-        assert lines_of(prepare(table, CONFIG, cache=cache)) == expected
-    (folder / "offsets.npy").unlink()
-    assert lines_of(prepare(table, CONFIG, cache=cache)) == expected
-
-
-def test_another_process_may_create_the_cache_entry_first(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache, write_entry, firsts = tmp_path / "cache", caching.write_entry, list[Corpus]()
-
-    def write_after_another_process(corpus: Corpus, folder: Path) -> None:
-        monkeypatch.setattr(caching, "write_entry", write_entry)
-        firsts.append(prepare(table, CONFIG, cache=cache))
-        write_entry(corpus, folder)
-
-    monkeypatch.setattr(caching, "write_entry", write_after_another_process)
-    assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
-    assert len(list(cache.iterdir())) == 1
-
-
 def test_the_progress_of_a_text_file_is_that_of_its_bytes(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,15 +182,14 @@ def test_the_progress_of_a_text_file_is_that_of_its_bytes(
 
     monkeypatch.setattr(caching, "progress_bar", record_bar)
     with logged_progress():
-        prepare(table, CONFIG, cache=tmp_path / "cache")
+        prepare(table, CONFIG)
     assert [bar.n for bar in bars] == [bar.total for bar in bars] == [table.stat().st_size]
 
 
-def test_tables_that_are_read_with_a_schema_are_not_cached(table: Path, tmp_path: Path) -> None:
-    first = prepare(table, CONFIG, cache=tmp_path / "cache")
-    again = prepare(table, CONFIG, cache=tmp_path / "other", tokenizer=first.tokenizer, schema=first.schema)
-    assert lines_of(again) == lines_of(first)
-    assert not (tmp_path / "other").exists()
+def test_tables_are_read_with_the_tokenizer_and_the_schema_of_others(table: Path) -> None:
+    first = prepare(table, CONFIG)
+    assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
+    assert lines_of(prepare(table, CONFIG, tokenizer=first.tokenizer, schema=first.schema)) == lines_of(first)
 
 
 def test_hashes_equal_those_of_exact_integers() -> None:

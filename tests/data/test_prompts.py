@@ -89,13 +89,12 @@ def test_of_a_prompt_of_a_megabyte_the_last_tokens_are_read(max_tokens: int, len
     assert texts_of(corpus) == [f"<s>{'b' * (length - 1)}a"]
 
 
-def test_cached_and_selected_corpora_have_the_same_prompts(tmp_path: Path) -> None:
+def test_selected_corpora_have_the_same_prompts(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     pa.parquet.write_table(pa.Table.from_pylist(ROWS), path)
     config = config_of(context=("title:prompt", "dialogue:prompt"))
-    for _ in range(2):  # the second time, from the cache
-        corpus = prepare(path, config, cache=tmp_path / "cache")
-        assert texts_of(corpus, 1) == ["<s>a<s>cb", "", "", "<s>c"]
+    corpus = prepare(path, config)
+    assert texts_of(corpus, 1) == ["<s>a<s>cb", "", "", "<s>c"]
     selected = corpus.select(np.array([3, 0]))
     assert texts_of(selected, 1) == ["<s>c", "<s>a<s>cb"]
     assert texts_of(corpus.without_context(corpus.schema), 1) == [""] * 4

@@ -64,13 +64,13 @@ def test_a_notice_reports_the_cut_texts_of_a_table(name: str, tmp_path: Path) ->
     shown = str(source) if name else "in-memory table"
     for _ in range(2):
         with expected_finding("cut texts", f"{shown}: 2 of 3 texts cut after 3 tokens"):
-            corpus = prepare(source, config, cache=tmp_path / "cache")
+            corpus = prepare(source, config)
         assert corpus.truncated.tolist() == [True, False, True]
     with no_findings():
         for _ in range(2):
-            whole = prepare(source, config, cache=tmp_path / "cache", truncate=False)
+            whole = prepare(source, config, truncate=False)
             assert whole.lengths.tolist() == [6, 2, 4]
-        prepare(source, config_of("word", 6), cache=tmp_path / "cache")
+        prepare(source, config_of("word", 6))
 
 
 def test_an_equal_notice_is_shown_only_once(tmp_path: Path) -> None:

@@ -283,8 +283,7 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_progress_counts_estimates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("FIRST_DELAY", "INTERVAL"):
-        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     quiet = advise(table(300), config_of("dialect", "coin", "same"))
     assert "estimating" not in capsys.readouterr().err
     with terminal.logging_to_standard_error(verbose=False):

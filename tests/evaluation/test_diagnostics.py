@@ -77,7 +77,7 @@ def test_a_training_without_facts_has_not_ended(run: Run, last: int) -> None:
     write_log(run, last, 9.0, 8.5)
     (finding,) = run_findings(run)
     assert finding.name == "unfinished"
-    assert f"stopped after {last} of 100 steps" in finding.text
+    assert f"stopped (step {last} of 100)" in finding.text
     write_facts(run)
     assert run_findings(run) == []
 

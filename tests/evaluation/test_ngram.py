@@ -166,7 +166,7 @@ def test_perplexity_of_a_markov_chain_is_near_its_entropy(
 def test_a_saved_model_opens_without_its_training_data(tmp_path: Path, rows: list[dict[str, str]]) -> None:
     model = fit(tmp_path / "model", rows, 3)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "digests.json", "ngram.json", "ngrams.safetensors", "training.lock", "vocabulary.txt",
+        "ngram.json", "ngrams.safetensors", "training.lock", "vocabulary.txt",
     ]  # fmt: skip
     again = NGram.open(tmp_path / "model")
     corpus = again.prepare(UNSEEN)
@@ -175,10 +175,10 @@ def test_a_saved_model_opens_without_its_training_data(tmp_path: Path, rows: lis
     fit(tmp_path / "other", rows, 2)
     tables = tmp_path / "model" / "ngrams.safetensors"
     files.write(tables, (tmp_path / "other" / "ngrams.safetensors").read_bytes())
-    with pytest.raises(UserError, match="do not match the order and the vocabulary"):
+    with pytest.raises(UserError, match="do not match the order"):
         NGram.open(tmp_path / "model")
-    tables.write_bytes(tables.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(UserError, match="altered"):
+    tables.write_bytes(tables.read_bytes()[:-1])
+    with pytest.raises(UserError, match="truncated"):
         NGram.open(tmp_path / "model")
 
 

@@ -166,13 +166,12 @@ def test_models_per_value_classify_by_likelihood(results_folder: Path) -> None:
     assert rows_by_name["separate", 0]["accuracy"] == np.mean(
         [scored == other for scored, other in zip(best, truth, strict=True)]
     )
-    assert mixture.variable is not None
     corpus = separate.prepare(table)
     per_target = np.array([run.nats(shared) for run in runs], dtype=float)
     begins = np.append(0, np.cumsum(corpus.lengths)[:-1])
     scores = []
     for number, value in enumerate(values[1:], 1):
-        value_weight, shared_weight = mixture.weights[mixture.variable.values.index(value)]
+        value_weight, shared_weight = mixture.weights[1 + mixture.values.index(value)]
         mixed = np.log(value_weight * np.exp(-per_target[number]) + shared_weight * np.exp(-per_target[0]))
         scores.append(np.add.reduceat(mixed, begins))
     best = [values[1 + place] for place in np.array(scores).argmax(0)]

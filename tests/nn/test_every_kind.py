@@ -17,8 +17,8 @@ from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.runs.model_card import render as card_of
 from factorcell.runs.run import Run
+from factorcell.runs.summary import render_card as card_of
 from factorcell.training.fit import train_run
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.findings import logged_progress, parse_block

@@ -18,8 +18,8 @@ from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.errors import UserError
-from factorcell.runs import lora_files
-from factorcell.runs.exporting import export
+from factorcell.runs import exporting
+from factorcell.runs.exporting import _begin_of_texts, export
 from factorcell.runs.fixed_context import FixedContext
 from factorcell.runs.run import Run
 from tests.findings import logged_progress
@@ -112,12 +112,8 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
     fixed = FixedContext.of(run, OSLO, "error")
     start, names = run.tokenizer.specials.start, run.tokenizer.encode(run.tokenizer.split("city: Oslo\n"))
     assert fixed.name_ids == tuple(names)
-    if to == "lora":
-        assert f"put the tokens {[start, *names, start]} before each text, as in training: <s>, " in notices[-1]
-    else:
-        assert 'call the tokenizer with two texts, "city: Oslo\\n" and the text; it puts the start token' in notices[-1]
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-        assert tokenizer("city: Oslo\n", "abcab")["input_ids"] == [start, *names, *tokens_of(run)[0].tolist()]
+    assert f"put the tokens {[start, *names, start]} before each text, as in training: <s>, " in notices[-1]
+    assert 'call the tokenizer with two texts, "city: Oslo\\n" and the text' in _begin_of_texts(fixed, True)
     exported = (
         load_lora(tmp_path / "llama", tmp_path / "exported")
         if to == "lora"
@@ -131,13 +127,12 @@ def test_names_are_written_before_each_text_of_an_exported_model(to: str, tmp_pa
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_card_says_what_training_never_saw_and_what_was_not_needed(tmp_path: Path) -> None:
+def test_a_value_that_training_never_saw_has_its_expected_value_on_request(tmp_path: Path) -> None:
     run = random_run(tmp_path, "llama", **FACTOR)
-    options: dict[str, Any] = {"unknown": "expected", "approximate": ROWS}
-    with logged_progress() as notices:
-        export(run, tmp_path / "lora", context={"city": "Paris"}, **options)
-    assert "in the context: city Paris (never seen in training)." in (tmp_path / "lora" / "README.md").read_text()
-    assert notices[0] == "approximate: not needed, because lora stores all changes exactly"
+    export(run, tmp_path / "lora", context={"city": "Paris"}, unknown="expected")
+    assert "in the context: city Paris." in (tmp_path / "lora" / "README.md").read_text()
+    with pytest.raises(UserError, match="expected the format merged"):
+        export(run, tmp_path / "other", context=OSLO, approximate=ROWS)
 
 
 def test_columns_without_a_value_have_their_expected_value(tmp_path: Path) -> None:
@@ -146,9 +141,14 @@ def test_columns_without_a_value_have_their_expected_value(tmp_path: Path) -> No
     assert_same(run, {}, load_lora(tmp_path / "llama", tmp_path / "lora"))
 
 
-@pytest.mark.parametrize("options", [{}, EVERY_ADAPTER, {"train_base": True}])
-def test_merged_model_gives_the_probabilities_of_the_run(options: dict[str, Any], tmp_path: Path) -> None:
-    run = random_run(tmp_path, "gpt2", **options)
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [("phi", {}), ("phi", EVERY_ADAPTER), ("phi", {"train_base": True}), ("gpt2", FACTOR)],
+)
+def test_merged_model_gives_the_probabilities_of_the_run(
+    architecture: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    run = random_run(tmp_path, architecture, **options)
     for name, context in (("oslo", OSLO), ("rome", ROME)):
         export(run, tmp_path / name, to="merged", context=context)
         assert_same(run, context, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name))
@@ -162,18 +162,18 @@ def test_a_run_without_an_output_bias_needs_no_approximation(architecture: str, 
     assert_same(run, OSLO, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     export(run, tmp_path / "lora", context=OSLO)
     assert not json.loads((tmp_path / "lora" / "adapter_config.json").read_text())["lora_bias"]
-    assert not any("without exact changes" in notice for notice in notices)
+    assert not any("approximation" in notice for notice in notices)
 
 
 def test_merging_does_not_change_the_base(tmp_path: Path) -> None:
-    run = random_run(tmp_path, "gpt2")
+    run = random_run(tmp_path, "gpt2", **FACTOR)
     before = run_log_probs(run, OSLO, tokens_of(run))
     export(run, tmp_path / "merged", to="merged", context=OSLO)
     assert torch.equal(run_log_probs(run, OSLO, tokens_of(run)), before)
 
 
-@pytest.mark.parametrize(("tokenizer", "architecture"), [("char", "gpt2"), ("bpe", "gpt2"), ("word", "gpt2")])
-def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tokenizer", "architecture"), [("char", "phi"), ("bpe", "phi"), ("word", "phi")])
+def test_a_new_transformer_is_merged_with_pieces(tokenizer: str, architecture: str, tmp_path: Path) -> None:
     sizes = {"layers": 1, "hidden_size": 16, "context_size": 3, "variable_size": 3, "rank": 2}
     config = Config.of(architecture=architecture, context=("city",), min_count=1, min_context_count=1, **sizes)
     config = config.with_options(tokenizer=tokenizer, max_vocabulary=280)
@@ -184,19 +184,21 @@ def test_a_new_transformer_is_merged_with_its_tokenizer(tokenizer: str, architec
     run.model.requires_grad_(False)
     export(run, tmp_path / "merged", to="merged", context=OSLO)
     assert_same(run, OSLO, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert (tmp_path / "merged" / "tokenizer.json").exists() == (tokenizer == "bpe")
+    if tokenizer != "bpe":
+        return
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     for text in ("the sea, is cold", "sun sun 😀", "", "<s> the"):
         assert loaded(text)["input_ids"] == tokens_of(run, text)[0].tolist()
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
-    architecture: str, tmp_path: Path
+@pytest.mark.parametrize(("architecture", "options"), [("llama", {}), ("qwen2", {"adapt": ("factor",)})])
+def test_an_output_bias_without_a_place_is_refused_or_approximated_at_a_measured_cost(
+    architecture: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = random_run(tmp_path, architecture)
-    with pytest.raises(UserError, match="approximate") as caught:
+    run = random_run(tmp_path, architecture, **options)
+    with pytest.raises(UserError, match=r"output layer.*approximate"):
         export(run, tmp_path / "merged", to="merged", context=OSLO)
-    assert "the output layer; lora for PEFT can" in str(caught.value)
     assert not (tmp_path / "merged").exists()
     with logged_progress() as notices:
         export(run, tmp_path / "merged", to="merged", context=OSLO, approximate=ROWS)
@@ -215,29 +217,22 @@ def test_biases_without_a_place_are_refused_or_approximated_at_a_measured_cost(
     assert f"perplexity {np.exp(nats / count):.2f} instead of {before:.2f}" in notices[0]
 
 
-def test_lora_without_biases_has_only_pairs_of_matrices(tmp_path: Path) -> None:
-    run = random_run(tmp_path, "llama")
-    with logged_progress() as notices:
-        export(run, tmp_path / "lora", context=OSLO, approximate=ROWS)
-    assert "without exact changes" in notices[0]
+def test_lora_of_a_run_without_biases_has_only_pairs_of_matrices(tmp_path: Path) -> None:
+    run = random_run(tmp_path, "llama", **FACTOR)
+    export(run, tmp_path / "lora", context=OSLO)
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["lora_bias"]) == (34, 34, False)
     assert "lm_head" not in config["target_modules"]
-    with_factor_only = FixedContext.of(run, OSLO, "error").without_map_biases()
-    tokens = tokens_of(run)
-    expected = torch.log_softmax(with_factor_only.vectors(tokens)[0] @ run.model.embedding.T, dim=-1)
-    model = load_lora(tmp_path / "llama", tmp_path / "lora")
-    actual = torch.log_softmax(exported_log_probs(model, tokens)[:, : len(run.tokenizer)], dim=-1)
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    assert_same(run, OSLO, load_lora(tmp_path / "llama", tmp_path / "lora"))
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize("architecture", ["phi", "llama"])
 def test_a_base_in_bfloat16_is_exported_within_its_precision(architecture: str, tmp_path: Path) -> None:
     run = random_run(tmp_path, architecture, precision="bfloat16", adapt=("factor",))
     export(run, tmp_path / "lora", context=OSLO)
     model = load_lora(tmp_path / architecture, tmp_path / "lora", dtype=torch.bfloat16)
     assert_same(run, OSLO, model, tolerance=0.1)
-    if architecture == "gpt2":
+    if architecture == "phi":
         export(run, tmp_path / "merged", to="merged", context=OSLO)
         merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
         assert merged.dtype == torch.bfloat16
@@ -266,8 +261,8 @@ def rows_of_llama_cpp(matrix: Tensor, heads: int) -> Tensor:
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2"])
 def test_gguf_has_the_change_of_each_map_under_its_name(architecture: str, tmp_path: Path) -> None:
-    run = random_run(tmp_path, architecture)
-    export(run, tmp_path / "gguf", to="gguf-lora", context=OSLO, approximate=ROWS)
+    run = random_run(tmp_path, architecture, **FACTOR)
+    export(run, tmp_path / "gguf", to="gguf-lora", context=OSLO)
     path = tmp_path / "gguf" / "adapter.gguf"
     fields = gguf.GGUFReader(path).fields
     expected = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": architecture}
@@ -303,7 +298,7 @@ def test_a_gguf_base_has_the_permuted_rows_that_the_export_assumes(tmp_path: Pat
         ({"train_base": True}, "lora", "training changed all weights"),
         ({"prefix_vectors": 2}, "lora", "prefix vectors"),
         ({"adapt": ("prefix",)}, "merged", "control codes"),
-        ({}, "gguf-lora", "biases of its maps and the output layer"),
+        ({}, "gguf-lora", "cannot store biases"),
         ({}, "onnx", "unknown format 'onnx'"),
     ],
 )
@@ -339,7 +334,7 @@ def test_a_failed_export_leaves_no_files(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(lora_files, "write_peft", fail)
+        patch.setattr(exporting, "write_peft", fail)
         with pytest.raises(KeyboardInterrupt):
             export(run, tmp_path / "out", context=OSLO)
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -391,7 +386,7 @@ def test_the_command_exports_a_run_with_a_start_token_of_its_own(
     expected = torch.log_softmax(run_log_probs(run, {"city": "Oslo"}, tokens)[:, :size], dim=-1)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     assert main("export run merged --context city=Oslo --to merged --approximate texts.csv".split()) == 0
-    assert "without exact changes of the biases of the output layer: perplexity" in capsys.readouterr().err
+    assert "approximation of the bias of the output layer: perplexity" in capsys.readouterr().err
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert loaded("the sea <|endoftext|>")["input_ids"] == [0, *tokens_of(run, "the sea <|endoftext|>")[0, 1:].tolist()]
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
@@ -399,7 +394,7 @@ def test_the_command_exports_a_run_with_a_start_token_of_its_own(
     assert main("export run lora --context city=Oslo".split()) == 2
     assert "exists already" in capsys.readouterr().err
     assert main("export run other --to gguf-lora".split()) == 2
-    assert "--approximate TABLE to leave out or approximate them" in capsys.readouterr().err
+    assert "gguf-lora cannot store biases" in capsys.readouterr().err
 
 
 def test_a_merged_model_has_no_quantization_of_its_base(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from factorcell.config import EXTENSIBLE, Config
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.nn.backbones.cells import register_cell
 from factorcell.nn.language_model import LanguageModel
-from factorcell.runs.model_card import render
 from factorcell.runs.run import Run
+from factorcell.runs.summary import render_card
 from tests import adapter_plugins
 from tests.completion import test_online
 from tests.kernels import compiled
@@ -143,4 +143,4 @@ def test_run_is_saved_and_opened(tmp_path: Path) -> None:
     opened = Run.open(tmp_path / "run")
     assert np.array_equal(opened.nats(opened.prepare(ROWS)), run.nats(run.prepare(ROWS)))
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["adapt"] == ["bottleneck", "everything"]
-    assert "leaky" in render(opened)
+    assert "leaky" in render_card(opened)

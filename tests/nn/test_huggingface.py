@@ -21,7 +21,7 @@ from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import pretrained
 from factorcell.nn.backbones.huggingface import HuggingFaceBackbone
 from factorcell.nn.language_model import LanguageModel
-from factorcell.runs import model_card
+from factorcell.runs import summary
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
 from tests.checkpoints import checkpoints_every
@@ -46,6 +46,8 @@ def base_model(name: str) -> Any:
         config = transformers.LlamaConfig(
             **SIZES, num_key_value_heads=1, intermediate_size=24, max_position_embeddings=32, tie_word_embeddings=True
         )
+    elif name == "phi":  # with a bias of the output layer
+        config = transformers.PhiConfig(**SIZES, intermediate_size=24, max_position_embeddings=32)
     else:  # with an output layer of its own, and biases
         config = transformers.Qwen2Config(
             **SIZES, num_key_value_heads=2, intermediate_size=24, max_position_embeddings=32
@@ -214,10 +216,10 @@ def test_unadapted_model_with_a_frozen_base_trains_a_shared_change(tmp_path: Pat
     torch.testing.assert_close(run.model(batch), swapped)
 
 
-def test_the_model_card_names_the_shared_lora_of_a_frozen_base(base: Path, tmp_path: Path) -> None:
+def test_the_summary_names_the_shared_lora_of_a_frozen_base(base: Path, tmp_path: Path) -> None:
     for rank, expected in ((32, True), (0, False)):
         run, _ = make_run(tmp_path / str(rank), make_config(base, shared_rank=rank))
-        assert ("besides a LoRA of rank" in model_card.describe_adaptation(run)) == expected
+        assert ("shared_rank 32" in dict(summary.model_facts(run))["model"]) == expected
 
 
 def test_gradients_equal_finite_differences(base: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from factorcell.ngram import mixture
 from factorcell.ngram.count_models import CACHE, CACHE_DECAY, CACHE_PRIOR, NGRAM, VALUE, CountModels, count_by_value
 from factorcell.ngram.ngram import NGram, count_ngrams, estimate_discounts
 from factorcell.reports.runs import report_page
-from factorcell.runs import model_card, saved_results, summary
+from factorcell.runs import saved_results, summary
 from factorcell.runs.run import Run
 from factorcell.training.mixture import fit_mixture
 from tests.pages import Page
@@ -300,10 +300,8 @@ def test_the_card_and_the_report_do_not_mix_the_mixture_with_its_neural_model(ru
     development = {"kind": "train", "table": saved_results.DEVELOPMENT, "unit": "word"}
     for figures in ({"perplexity": 54.6}, {"perplexity": 27.9, "predictor": "mixture"}):
         saved_results.append(run.folder, {**development, **figures})
-    card = model_card.render(run)
-    assert (
-        "predicts with a mixture of this neural model and n-gram counts of its training texts (neural, ngram)" in card
-    )
+    card = summary.render_card(run)
+    assert "27.90 on the development texts (mixture; its neural model alone: 54.60)" in card.replace("\\", "")
     assert "| development texts | perplexity per word, mixture | 27.90 |" in card
     assert "| development texts | perplexity per word | 54.60 |" in card
     assert re.findall(r"\d+\.\d\d", dict(summary.result_facts(run))["perplexity"]) == ["27.90", "54.60"]

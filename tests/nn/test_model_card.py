@@ -11,10 +11,9 @@ from factorcell.config import Config, HuggingFaceOptions
 from factorcell.evaluation import results
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
-from factorcell.runs import model_card, saved_results
+from factorcell.runs import saved_results, summary
 from factorcell.runs.run import Run
-from factorcell.training.finetuning import finetune
-from factorcell.training.fit import train_run
+from factorcell.training.fit import finetune, train_run
 from tests.pretrained_models import write_pretrained
 from tests.small_runs import CONTEXT, ROWS
 
@@ -30,19 +29,20 @@ def run(tmp_path: Path) -> Run:
 def test_card_shows_the_results_of_training(run: Run) -> None:
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
-    assert "10 texts" in text
-    assert f", {run.model.backbone.adapted_share():.2%} of its parameters)" in text
+    assert "texts: 10 (" in text
+    assert f"{run.model.parameter_count():,} parameters" in text
     assert "city (2 values)" in text
     assert f"| development texts | perplexity per word | {best:.2f} |" in text
     assert "bits per byte" not in text  # words do not determine texts
-    assert text.endswith(model_card.render(run))
+    assert text.endswith(summary.render_card(run))
+    assert all(summary.escape_markdown(fact) in text for _, fact in summary.result_facts(run))
 
 
 def test_example_of_the_card_runs(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.folder.parent)
-    match = re.search(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
+    match = re.search(r"```python\n(.*?)\n```", summary.render_card(run), re.DOTALL)
     assert match
     source = match[1].splitlines()
     source[-1] = f"print({source[-1]})"
@@ -58,7 +58,7 @@ def test_example_leaves_out_a_column_whose_values_are_all_rare(
         config = Config.of(context=names, min_count=1, min_context_count=5, embedding_size=4, hidden_size=4, epochs=0.1)
         rows = [{**row, "city": f"{row['city']} {index}"} for index, row in enumerate(ROWS * 2)]
         run = train_run(rows, rows, config, tmp_path / names[-1])
-        (example,) = re.findall(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
+        (example,) = re.findall(r"```python\n(.*?)\n```", summary.render_card(run), re.DOTALL)
         assert example.endswith(expected)
         monkeypatch.chdir(tmp_path)
         exec(f"{example.replace('Run.open', 'result = Run.open')}\nprint(result)", {})
@@ -66,7 +66,7 @@ def test_example_leaves_out_a_column_whose_values_are_all_rare(
 
 
 def test_example_has_rounded_numbers(run: Run) -> None:
-    assert "'lat': 53.26, 'lon': 9.2}" in model_card.render(run)
+    assert "'lat': 53.26, 'lon': 9.2}" in summary.render_card(run)
 
 
 HOSTILE = [
@@ -95,24 +95,21 @@ HOSTILE = [
 def test_markdown_in_values_is_escaped(text: str) -> None:
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False})
     for before, tag in (("# ", "heading"), ("- ", "list_item"), ("| a |\n|---|\n| ", "table")):
-        tokens = markdown.parse(before + model_card.escape_markdown(text))
+        tokens = markdown.parse(before + summary.escape_markdown(text))
         inline = [token for token in tokens if token.type == "inline"][-1]
         assert {child.type for child in inline.children} <= {"text", "text_special"}, before
         assert "".join(child.content for child in inline.children) == text.strip()
         assert any(token.type.startswith(tag) for token in tokens)
-    (inline,) = (token for token in markdown.parse(f"from {model_card.code_span(text)}") if token.type == "inline")
-    assert [child.type for child in inline.children] == ["text", "code_inline"]
-    assert inline.children[1].content.strip() == text.strip()
 
 
 @pytest.mark.parametrize("text", ["http://a.b/c", "HTTPS://a.b", "www.a.b", "ann@a.b", "see http://a.b"])
 def test_values_do_not_become_links(text: str) -> None:
-    assert not re.search(r"\w://|www\.|\w@", model_card.escape_markdown(text), re.IGNORECASE)
+    assert not re.search(r"\w://|www\.|\w@", summary.escape_markdown(text), re.IGNORECASE)
 
 
 def test_example_with_backticks_in_its_values_is_fenced(run: Run) -> None:
     run.schema = replace(run.schema, variables=(replace(run.schema.variables[0], name="a```\nb", column="a```\nb"),))
-    text = model_card.render(run)
+    text = summary.render_card(run)
     assert text.count("\n````python\n") == text.count("\n````\n") == 1
 
 
@@ -144,16 +141,16 @@ def test_the_card_has_no_paths_and_no_users(tmp_path: Path, monkeypatch: pytest.
     finetuned = finetune(run, table, dev=table, out=private / "finetuned", epochs=0.1)
     monkeypatch.chdir(private)
     for model in (run, finetuned, Run.open("run")):
-        text = model_card.render(model)
-        model_card.write(model)
+        text = summary.render_card(model)
+        summary.write_card(model)
         assert "private place" not in text + (model.folder / "README.md").read_text(encoding="utf-8")
         assert "user-" not in text
-        assert "base base," in text
+        assert 'base "base",' in text
         assert f"# {model.folder.name}" in text
     assert "base_model" not in metadata(run)
     assert isinstance(run.config.backbone, HuggingFaceOptions)
     run.config = replace(run.config, backbone=replace(run.config.backbone, base="HuggingFaceTB/SmolLM2-135M"))
-    model_card.write(run)
+    summary.write_card(run)
     assert metadata(run)["base_model"] == "HuggingFaceTB/SmolLM2-135M"
 
 

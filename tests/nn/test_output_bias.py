@@ -20,7 +20,7 @@ from factorcell.nn import output_bias
 from factorcell.nn.head import HeadSizes
 from factorcell.nn.output_bias import HashBias, OneHotBias, _next_prime
 from factorcell.runs.run import Run
-from factorcell.training.loop import train
+from factorcell.training.trainer import train
 from paper_kinds import SizedSoftmaxOptions
 from tests.small_runs import ROWS, as_any, make_run
 

@@ -211,7 +211,7 @@ def test_blocks_without_notices_restore_standard_error_also_in_several_threads(
     before, inside = sys.stderr, threading.Barrier(2, timeout=1)
 
     def work() -> None:
-        with pretrained.quiet(transformers):
+        with pretrained.quiet():
             try:
                 inside.wait()  # never passed, because only one thread is in its block
             except threading.BrokenBarrierError:

@@ -30,8 +30,6 @@ def test_a_later_result_replaces_an_earlier_one_of_the_same_measurement(tmp_path
     for row in (first, *others, last):
         saved_results.append(tmp_path, row)
     assert read(tmp_path) == [*others, last]
-    saved_results.clear(tmp_path)
-    assert read(tmp_path) == []
 
 
 def test_values_have_units_intervals_and_references() -> None:

@@ -14,11 +14,10 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import loop, schedule
+from factorcell.training import schedule
 from factorcell.training import trainer as trainer_module
-from factorcell.training.loop import train
 from factorcell.training.schedule import learning_rate
-from factorcell.training.trainer import Trainer
+from factorcell.training.trainer import Trainer, train
 from tests import synthetic
 
 
@@ -87,7 +86,7 @@ def test_steps_equal_adam_in_numpy(clip: float, tmp_path: Path, monkeypatch: pyt
 def test_logged_loss_equals_exact_nats_at_a_learning_rate_of_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "LOG_EVERY", 2)
+    monkeypatch.setattr(trainer_module, "LOG_EVERY", 2)
     run, corpus = make_training(tmp_path / "run", learning_rate=0.0)
     rows = list(train(run, corpus, corpus))
     losses = [row for row in rows if row["split"] == "train"]

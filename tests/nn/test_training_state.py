@@ -8,7 +8,6 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import run_findings
-from factorcell.evaluation.results import save_result
 from factorcell.io import files, lock
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run
@@ -16,7 +15,7 @@ from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
 
 RUNNING = "its training is running (step 40 of 100)"
-STOPPED = "its training stopped after 40 of 100 steps"
+STOPPED = "its training stopped (step 40 of 100)"
 ROW = {"step": 40, "steps": 100, "seconds": 1.0, "tokens": 5, "split": "dev", "perplexity": 9.0, "best": 9.0}
 
 
@@ -53,14 +52,6 @@ def test_a_run_without_weights_says_whether_its_training_is_running(tmp_path: Pa
         Run.open(folder)
 
 
-def test_without_locks_a_training_is_not_said_to_be_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lock.training_lock(run.folder):
-        pass
-    monkeypatch.setattr(lock, "fcntl", None)
-    (finding,) = run_findings(run)
-    assert "its training has not ended (step 40 of 100)" in finding.text
-
-
 def test_results_of_weights_that_will_change_are_not_saved(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,17 +62,6 @@ def test_results_of_weights_that_will_change_are_not_saved(
     assert saved_results.read(run.folder) == []
     assert main(command) == 0
     assert len(saved_results.read(run.folder)) == 1
-
-
-def test_results_of_files_that_were_read_during_the_training_are_not_saved(run: Run) -> None:
-    with lock.training_lock(run.folder):
-        opened = Run.open(run.folder)
-    (finding,) = run_findings(opened)
-    notice = save_result(opened, {"kind": "evaluate", "table": "rows"})
-    for text in (finding.text, notice):
-        assert "its training ended after its files were read; run the command again" in str(text)
-    assert saved_results.read(run.folder) == []
-    assert not Run.open(run.folder).was_training
 
 
 def test_a_resumed_training_deletes_the_results_of_the_stopped_one(tmp_path: Path) -> None:

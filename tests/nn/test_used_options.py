@@ -10,7 +10,7 @@ import torch
 from factorcell.config import PREFIX, Config
 from factorcell.data.corpus import Corpus
 from factorcell.nn.language_model import LanguageModel
-from factorcell.runs.used_options import unused_options
+from factorcell.runs.summary import unused_options
 from factorcell.training.trainer import observe
 from tests.small_runs import ROWS, SMALL_HASH, make_run
 

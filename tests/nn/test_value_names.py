@@ -14,8 +14,8 @@ from factorcell.completion.search import PlainEngine
 from factorcell.config import CELLS, Config
 from factorcell.data.corpus import Batch
 from factorcell.errors import UserError
-from factorcell.runs.model_card import describe_adaptation, render
 from factorcell.runs.run import Run
+from factorcell.runs.summary import model_facts, render_card
 from factorcell.training.fit import train_run
 from tests.kernels import compiled
 from tests.small_runs import as_any, gradient_of_sampled_loss, make_run, step_nats
@@ -99,7 +99,7 @@ def test_unknown_missing_and_rare_values_have_an_empty_name(tmp_path: Path) -> N
     assert run.model.names.max_length == len(both)
     example = r'names read before each text, such as "city: (Oslo|Nice)\\nstars: 5\\n"; rare and'  # equal counts
     assert re.match(example, run.model.names.describe())
-    assert "names read before each text" in render(run)
+    assert "names read before each text" in render_card(run)
 
 
 def test_a_name_has_at_most_max_prompt_tokens_with_its_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_names_alone_make_an_adapted_run(tmp_path: Path) -> None:
     run = make(tmp_path / "run", output_bias=())
     assert run.model.is_adapted
     assert run.model.encoder is None
-    assert describe_adaptation(run).startswith("Adapters of the backbone: names;")
+    assert dict(model_facts(run))["model"].startswith("names,")
 
 
 @pytest.mark.parametrize("options", ADAPTATIONS[:3])

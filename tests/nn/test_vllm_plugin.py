@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     registry = Registry()
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "vllm.lora.resolver": {"LoRAResolver": LoRAResolver, "LoRAResolverRegistry": registry},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
     }

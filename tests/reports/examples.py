@@ -152,9 +152,7 @@ def contexts_results() -> Row:
             {"column": "region", "points": points, "share": 0.75},
             {"column": "height", "points": heights, "share": 0.75},
         ],
-        "cautions": [
-            "runs/hotels: its training stopped after 40 of 90 steps; interpret its use of contexts with caution"
-        ],
+        "cautions": ["runs/hotels: its training stopped (step 40 of 90); interpret its use of contexts with caution"],
     }
 
 

@@ -11,7 +11,7 @@ from factorcell.evaluation import results
 from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
-from factorcell.reports.runs import figures_on, most_frequent_ids, read_models, report_page, run_report
+from factorcell.reports.runs import figures_on, most_frequent_ids, read_model, report_page, run_report
 from factorcell.runs.run import Run
 from tests.pages import Page, requests
 from tests.reports.examples import GAIN, HOSTILE, evaluation, gain, two_runs
@@ -238,16 +238,16 @@ def test_the_options_of_an_adaptation_that_a_run_does_not_have_are_not_shown(tmp
 
 def test_the_typical_words_of_a_run_are_those_of_its_softmax_bias(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run")
-    words = read_models(run.folder, has_words=True)[0]["words"]
+    words = read_model(run.folder, has_words=True)["words"]
     assert [entry["context"] for entry in words] == ["city=Oslo", "city=Nice"], "the most frequent value is the first"
     for entry, city in zip(words, ("Oslo", "Nice"), strict=True):
         assert entry["rows"] == rank_shifted_tokens(run, {"city": city}, None, None, count=6)
     page = Page(report_page([run.folder]))
     assert [chart for chart in page.charts if chart.startswith("city=")] == ["city=Oslo, nats", "city=Nice, nats"]
     plain, letters = save_run(tmp_path / "plain", output_bias=[]), save_run(tmp_path / "letters", tokenizer="char")
-    assert [read_models(other.folder, has_words=True)[0]["words"] for other in (plain, letters)] == [[], []]
+    assert [read_model(other.folder, has_words=True)["words"] for other in (plain, letters)] == [[], []]
     save_run(tmp_path / "users", user="city", context=("stars",))
-    assert {entry["context"] for entry in read_models(tmp_path / "users", has_words=True)[0]["words"]} == {
+    assert {entry["context"] for entry in read_model(tmp_path / "users", has_words=True)["words"]} == {
         "stars=5",
         "stars=1",
     }
@@ -257,7 +257,7 @@ def test_models_are_compared_on_the_table_of_most_models(tmp_path: Path, tables:
     adapted, plain = save_run(tmp_path / "adapted"), save_run(tmp_path / "plain", adapt=[], output_bias=[])
     figures = {name: evaluate_and_save(adapted, path) for name, path in tables.items()}
     evaluate_and_save(plain, tables["test"])
-    models = [read_models(run.folder) for run in (plain, adapted)]
+    models = [[read_model(run.folder)] for run in (plain, adapted)]
     ids = most_frequent_ids(models)
     assert ids == {"perplexity": ("test.jsonl", None, len(ROWS)), "accuracy": None}
     for name, row in figures.items():

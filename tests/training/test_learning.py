@@ -13,7 +13,7 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.runs.run import Run
-from factorcell.training.loop import train
+from factorcell.training.trainer import train
 from tests.synthetic import NAMES, dialects
 
 MODELS = ("unadapted", "softmaxbias", "factorcell")

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
@@ -81,8 +78,8 @@ def test_weights_of_degenerate_mixtures() -> None:
 
 
 def make_runs(folder: Path) -> list[Run]:
-    """Return three runs with random weights, the same vocabulary and different contexts."""
-    contexts: list[tuple[str, ...]] = [("stars", "lon:number"), small_runs.CONTEXT, ("lat:number",)]
+    """Return three runs with random weights and the same vocabulary, of which the last one reads no context."""
+    contexts: list[tuple[str, ...]] = [small_runs.CONTEXT, small_runs.CONTEXT, ()]
     runs = [small_runs.make_run(folder / f"run{number}", context) for number, context in enumerate(contexts)]
     for run in runs:
         run.save_weights({})
@@ -106,11 +103,12 @@ def expected_nats(runs: list[Run], row: dict[str, Any], weights: Array) -> Array
 
 def test_nats_are_those_of_the_mixed_probabilities(runs: list[Run], tmp_path: Path) -> None:
     mixed, rows = mix(folders(runs), small_runs.ROWS, tmp_path / "mix", by="city")
-    assert [row["value"] for row in rows] == ["all texts", "Oslo", "Nice"]
+    assert [row["value"] for row in rows] == ["all texts", *mixed.values]
+    assert set(mixed.values) == {"Oslo", "Nice"}
     corpus = mixed.prepare(small_runs.ROWS)
     expected: list[float] = []
     for row in small_runs.ROWS:
-        number = 1 + ("Oslo", "Nice").index(row["city"])
+        number = 1 + mixed.values.index(row["city"])
         expected += expected_nats(runs, row, mixed.weights[number]).tolist()
     assert np.allclose(mixed.nats(corpus), expected, atol=1e-5)
     assert np.allclose(mixed.weights.sum(axis=1), 1)
@@ -166,7 +164,8 @@ def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:
     assert np.array_equal(again.nats(corpus), twice.nats(corpus))
     inner = opened.nats(opened.prepare(small_runs.ROWS))
     plain = runs[2].nats(runs[2].prepare(small_runs.ROWS))
-    weights = np.repeat(twice.weights[corpus.categories[:, 0]], corpus.lengths, axis=0)
+    stars = twice.schema.categories.index(twice.schema.variable("stars"))
+    weights = np.repeat(twice.weights[corpus.categories[:, stars]], corpus.lengths, axis=0)
     assert np.allclose(twice.nats(corpus), mixed_nats(np.stack([inner, plain], 1).astype(float), weights), atol=1e-5)
     assert not list(Path(tmp_path / "b" / "mix").glob("*.safetensors"))
     assert files.read_json(tmp_path / "b" / "mix" / "mixture.json")["models"] == ["../run0", "../run1", "../run2"]
@@ -190,8 +189,11 @@ def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path
         tmp_path / "shorter", dataclasses.replace(runs[2].config, data=data), runs[2].tokenizer, runs[2].schema
     )
     with pytest.raises(UserError, match=r"run0 and .*shorter: cannot mix models that read texts differently"):
-        MixedModels(tmp_path / "mix", [runs[0], shorter]).prepare(small_runs.ROWS)
-    with pytest.raises(UserError, match="no column 'town'"):
+        MixedModels(tmp_path / "mix", [runs[0], shorter])
+    other_columns = small_runs.make_run(tmp_path / "columns", ("city",))
+    with pytest.raises(UserError, match=r"run0 and .*columns: cannot mix models with different context columns"):
+        MixedModels(tmp_path / "mix", [runs[0], other_columns])
+    with pytest.raises(UserError, match="town"):
         mix(folders(runs), small_runs.ROWS, tmp_path / "mix", by="town")
     with pytest.raises(UserError, match="at least one model"):
         mix([], small_runs.ROWS, tmp_path / "mix")
@@ -200,25 +202,3 @@ def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path
         mix(folders(runs), small_runs.ROWS, runs[0].folder)
     with pytest.raises(UserError, match="nothing: expected a run folder, got a path that does not exist"):
         open_scorer(tmp_path / "nothing")
-
-
-def test_each_model_reads_its_own_context_columns(tmp_path: Path) -> None:
-    rows = [
-        {"text": f"a {word}", "title": f"{word} sea", "topic": [float(n), 1.0 - n]}
-        for n, word in enumerate(["sun", "moon"] * 4)
-    ]
-    runs = []
-    for number, context in enumerate((("title:text",), (), ("topic:vector",), ("topic:vector", "title:text"))):
-        data = {"context": context, "min_count": 1, "min_context_count": 1}
-        config = Config.of(**{**data, "embedding_size": 4, "hidden_size": 5})
-        corpus = prepare(rows, config)
-        run = Run.create(tmp_path / f"run{number}", config, corpus.tokenizer, corpus.schema)
-        with torch.no_grad():
-            for parameter in run.model.parameters():
-                parameter.normal_(0, 0.5)
-        runs.append(run)
-    mixture = MixedModels(tmp_path / "mix", runs)
-    alone = np.stack([run.nats(run.prepare(rows)) for run in runs], axis=1)
-    nats, groups = mixture.model_nats(mixture.prepare(rows))
-    np.testing.assert_allclose(nats, alone, rtol=1e-5)
-    assert not groups.any()

@@ -73,14 +73,6 @@ def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> Non
     assert "ngram" not in training_facts(run.folder)
 
 
-def test_an_altered_mixture_is_reported(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", ngram_mixture=True)
-    path = run.folder / mixture.FILE
-    path.write_bytes(path.read_bytes().replace(b'"order"', b'"orders"'))
-    with pytest.raises(UserError, match="altered since it was written"):
-        Run.open(run.folder)
-
-
 @pytest.mark.parametrize(("budget", "is_mixed"), [({"preset": "best"}, True), ({"preset": "good"}, False), ({}, False)])
 @pytest.mark.parametrize("user", ["", "city"])
 def test_the_preset_best_mixes_unless_there_are_users(budget: dict[str, Any], is_mixed: bool, user: str) -> None:

@@ -15,9 +15,9 @@ from factorcell.ngram.ngram import count_ngrams
 from factorcell.nn.language_model import LanguageModel
 from factorcell.options.limits import AUTOMATIC_OPTIONS
 from factorcell.runs.run import Run, read_config, training_facts
-from factorcell.runs.used_options import used_options
+from factorcell.runs.summary import used_options
 from factorcell.training import fit as fitting
-from factorcell.training import loop, mixture, rules
+from factorcell.training import mixture, rules
 from factorcell.training import trainer as trainers
 from factorcell.training.compare import compare
 from factorcell.training.fit import train_run
@@ -77,9 +77,9 @@ class Clock:
         monkeypatch.setattr(Run, "nats", timed_nats)
         monkeypatch.setattr(mixture, "count_ngrams", timed_counting)
         monkeypatch.setattr(fitting, "read_corpora", timed_reading)
-        for module in (fitting, loop, trainers):
+        for module in (fitting, trainers):
             monkeypatch.setattr(module, "perf_counter", self)
-        monkeypatch.setattr(loop, "thread_time", lambda: self.processor_seconds)
+        monkeypatch.setattr(trainers, "thread_time", lambda: self.processor_seconds)
 
     def advance(self, seconds: float) -> None:
         """Advance the clock by work that takes `seconds` on an idle machine."""
@@ -184,7 +184,7 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert training_facts(run.folder)["chosen"] == used
     assert "samples" not in training_facts(run.folder)["chosen"]  # the small vocabulary has the exact loss
     assert not any("samples" in line for line in lines)
-    assert "- chosen automatically: `adapt " in (run.folder / "README.md").read_text("utf-8")
+    assert "- chosen automatically: adapt " in (run.folder / "README.md").read_text("utf-8")
     assert "chosen" not in training_facts(train_run(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
@@ -219,7 +219,7 @@ def test_a_training_without_context_says_so_once_and_lists_no_option_of_the_cont
         run = train_run(ROWS, ROWS, options, tmp_path / "run")
     assert parse_block(lines)["columns"] == "none"
     card = (run.folder / "README.md").read_text("utf-8")
-    assert "No context: this is an unadapted model." in card
+    assert "unadapted (reads no columns)" in card
     for name in ("rank", "context_size", "variable_size", "dropout_context", "Adapters", "softmax biases"):
         assert name not in card, name
         assert not any(name in line for line in lines), name

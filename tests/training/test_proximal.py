@@ -16,9 +16,8 @@ from factorcell.errors import UserError
 from factorcell.nn.language_model import LanguageModel
 from factorcell.runs.run import Run
 from factorcell.training import proximal
-from factorcell.training.loop import train
 from factorcell.training.proximal import PARTS, StartingPoint, part_of, select_parts
-from factorcell.training.trainer import Trainer
+from factorcell.training.trainer import Trainer, train
 from tests import small_runs
 
 

@@ -21,10 +21,9 @@ from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import loop
+from factorcell.training import trainer as trainer_module
 from factorcell.training.fit import train_run
-from factorcell.training.loop import train
-from factorcell.training.trainer import Row, Trainer
+from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
 from tests.checkpoints import checkpoints_every
 
@@ -38,7 +37,7 @@ TIMES = ("seconds", "tokens_per_second", "evaluation_seconds", "measured_seconds
 def frequent_rows() -> Iterator[None]:
     """Log a row of losses every few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "LOG_EVERY", 2)
+        patch.setattr(trainer_module, "LOG_EVERY", 2)
         yield
 
 
@@ -234,7 +233,6 @@ def test_foreign_and_damaged_checkpoints_are_refused(uninterrupted: Path, tmp_pa
         "does not belong to this config": (other / "checkpoint.safetensors").read_bytes(),
         "its format is None": (uninterrupted / "weights.safetensors").read_bytes(),
         "truncated": good[: len(good) // 2],
-        "altered": good[:-1] + bytes([good[-1] ^ 1]),
         "its format is 2, but this version reads up to 1": with_format(
             2, uninterrupted / "checkpoint.safetensors", tmp_path
         ),
@@ -261,7 +259,6 @@ def test_nothing_in_a_run_folder_can_execute_code(uninterrupted: Path) -> None:
         "weights.safetensors",
         "checkpoint.safetensors",
         "log.jsonl",
-        "digests.json",
     }
     for file in uninterrupted.iterdir():
         content = file.read_bytes()

@@ -13,12 +13,11 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import loop, schedule
+from factorcell.training import schedule
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import train_run
-from factorcell.training.loop import train
 from factorcell.training.schedule import Progress, TimeLimit
-from factorcell.training.trainer import Row, Trainer
+from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
 from tests.checkpoints import checkpoints_every
 
@@ -45,16 +44,15 @@ class Machine:
 
         monkeypatch.setattr(Trainer, "step", timed_step)
         monkeypatch.setattr(Trainer, "evaluate", timed_evaluation)
-        for module in (loop, trainers):
-            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(loop, "thread_time", lambda: self.now)
+        monkeypatch.setattr(trainers, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(trainers, "thread_time", lambda: self.now)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def frequent_rows() -> Iterator[None]:
     """Log a row of losses every few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "LOG_EVERY", 5)
+        patch.setattr(trainers, "LOG_EVERY", 5)
         yield
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.counts import CHARACTER_ORDER, WORD_ORDER, SharedTargets
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
-from factorcell.training.trainer import CHARACTER_ORDER, WORD_ORDER, SharedTargets, Trainer
+from factorcell.training.trainer import Trainer
 
 ORDERS = {"word": WORD_ORDER, "space": WORD_ORDER, "char": CHARACTER_ORDER, "grapheme": CHARACTER_ORDER}
 SIZES = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1}
@@ -51,7 +52,7 @@ def test_targets_of_common_ngrams_are_learned(
     rows: list[tuple[str, str | None]], tokenizer: str, min_users: int
 ) -> None:
     corpus, config = read([{"text": text, "who": who} for text, who in rows], tokenizer, min_users)
-    shared = SharedTargets.of(corpus, config)
+    shared = SharedTargets.of(corpus, config.training.min_users)
     expected = expected_mask(corpus, ORDERS[tokenizer], min_users)
     assert shared.is_learned.tolist() == expected
     batch = corpus.batch(np.random.default_rng(0).permutation(len(corpus)))

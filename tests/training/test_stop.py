@@ -11,9 +11,8 @@ import pytest
 from factorcell.io import files
 from factorcell.io.interrupts import Stop, Stopped
 from factorcell.runs.run import Run
-from factorcell.training import loop
-from factorcell.training.loop import train
-from factorcell.training.trainer import Row, Trainer
+from factorcell.training import trainer as trainer_module
+from factorcell.training.trainer import Row, Trainer, train
 from tests.training import test_resume
 from tests.training.test_resume import assert_same_run, make_config, read_texts
 
@@ -25,7 +24,7 @@ SMALL: dict[str, Any] = {"batch_tokens": 30, "samples": 2, "epochs": 0.3}
 def frequent_rows() -> Iterator[None]:
     """Log a row of losses every two steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "LOG_EVERY", 2)
+        patch.setattr(trainer_module, "LOG_EVERY", 2)
         yield
 
 
@@ -135,16 +134,10 @@ def test_signal_handlers_of_other_code_are_restored() -> None:
             thread.join()
     finally:
         signal.signal(signal.SIGTERM, original)
-    first, second = Stop(), Stop()
-    first.__enter__()
-    with second:
-        first.__exit__()
+    with Stop() as stop:
         signal.raise_signal(signal.SIGINT)
-        assert (first.is_requested, second.is_requested) == (False, True)
-    with pytest.raises(KeyboardInterrupt):  # the handler of the first, which has exited, is installed again
-        signal.raise_signal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        assert stop.is_requested
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_stop_request_is_confirmed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,8 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_frequencies
 from factorcell.runs.run import Run
-from factorcell.training.loop import train
 from factorcell.training.schedule import learning_rate
-from factorcell.training.trainer import Trainer
+from factorcell.training.trainer import Trainer, train
 from tests.small_runs import as_any
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]

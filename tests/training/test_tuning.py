@@ -16,9 +16,10 @@ from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
-from factorcell.training import loop, tuning
+from factorcell.training import trainer as trainer_module
+from factorcell.training import tuning
 from factorcell.training.fit import fit
-from factorcell.training.loop import train
+from factorcell.training.trainer import train
 from tests.checkpoints import checkpoints_every
 from tests.processes import requires_fork, run_and_kill
 from tests.small_runs import CONTEXT, ROWS
@@ -68,7 +69,6 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     again = fit(ROWS, dev=ROWS[:5], out=tmp_path / "again", config=recipe).best_evaluation()
     assert again is not None
     assert again["perplexity"] == rows[0]["perplexity"]
-    assert {path.stem for path in (tmp_path / "s").glob("*.png")} == {"history", "options", "importance"}
 
 
 def test_a_resumed_search_samples_the_same_options(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_resumed_search_samples_the_same_options(tmp_path: Path) -> None:
 
 
 def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LOG_EVERY", 1)
+    monkeypatch.setattr(trainer_module, "LOG_EVERY", 1)
     config = CONFIG.with_options(dropout_input=0.2)
     whole = search(tmp_path / "whole", 3, config)
     trained: list[tuple[str, list[int]]] = []

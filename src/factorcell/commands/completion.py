@@ -183,8 +183,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
     from factorcell.evaluation.diagnostics import report_run
     from factorcell.io import files
 
-    if not files.is_new(arguments.out):
-        raise files.folder_exists_error(arguments.out)
+    files.check_new(arguments.out)
     run = options.open_run(arguments)
     report_run(run)
     data = run.config.data

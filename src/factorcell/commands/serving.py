@@ -125,8 +125,8 @@ def add_export_arguments(parser: Parser) -> None:
     help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp"
     parser.add_argument("--to", choices=EXPORT_FORMATS, default="lora", help=f"{help_text} (default: lora)")
     options.add_context(parser)
-    help_text = "leave out or approximate changes of biases that not every reader of the format supports, and report "
-    help_text += "the effect on the perplexity of the texts in TABLE"
+    help_text = "approximate the bias of the output layer if a merged model has no place for it, and report the effect "
+    help_text += "on the perplexity of the texts in TABLE"
     parser.add_argument("--approximate", type=Path, metavar="TABLE", help=help_text)
     options.add_unknown(parser, "error")
     options.add_threads(parser)

@@ -11,6 +11,7 @@ from typing import Any
 from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import Parser
 from factorcell.config import MODELS, PAPER_MODELS, Config
+from factorcell.errors import UserError
 from factorcell.options.limits import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
 RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
@@ -89,13 +90,19 @@ def add_tune_arguments(parser: Parser) -> None:
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
+    from factorcell.io import input_files
     from factorcell.training import tuning
 
     specified = options.prepare_training(arguments)
     # `arguments` has only those options of the config that the command line specifies; the search does not vary these.
     space = tuning.default_space(Config.from_dict(specified))
     if arguments.space is not None:
-        space |= tuning.read_space(arguments.space, fixed=vars(arguments))
+        searched = input_files.read_options_file(arguments.space)
+        if name := next((name for name in searched if hasattr(arguments, name)), None):
+            raise UserError(
+                f"{arguments.space}: {name} is also set as an option; an option is either fixed or searched"
+            )
+        space |= searched
     space = {name: values for name, values in space.items() if not hasattr(arguments, name)}
     rows = tuning.tune(
         arguments.train,
@@ -108,7 +115,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
         preset=arguments.preset,
     )
     terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
-    terminal.notify(f"best options: {arguments.out / 'best.toml'}; figures: {arguments.out}")
+    terminal.notify(f"best options: {arguments.out / 'best.toml'}")
 
 
 def add_finetune_arguments(parser: Parser) -> None:
@@ -127,7 +134,7 @@ def add_finetune_arguments(parser: Parser) -> None:
 
 def run_finetune(arguments: argparse.Namespace) -> None:
     from factorcell.runs.run import Run, training_facts
-    from factorcell.training.finetuning import finetune
+    from factorcell.training.fit import finetune
     from factorcell.training.proximal import ALL
 
     base = Run.open(arguments.run)
@@ -152,7 +159,7 @@ def add_mix_arguments(parser: Parser) -> None:
     help_text = "folders of runs, or folders written by `baseline ngram` or mix"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
     parser.add_argument("--dev", required=True, type=Path, help="table of texts to fit the weights on")
-    parser.add_argument("--by", metavar="COLUMN", help="fit separate weights for each value of this column")
+    parser.add_argument("--by", metavar="COLUMN", help="fit separate weights for each value of this context column")
     options.add_output(parser, "--out", "folder of the mixture", folder=True, required=True, metavar="FOLDER")
     options.add_computing(parser)
 

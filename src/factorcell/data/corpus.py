@@ -7,7 +7,7 @@ of the vocabulary.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 from typing import Any
@@ -26,8 +26,6 @@ POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this m
 BLOCK_TOKENS = 1 << 24  # number of tokens that are counted at once
 # 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-ARRAYS = ("tokens", "offsets", "categories", "numbers", "users")  # fields of a `Corpus`
-SPELLING_END = b"\xff"  # follows each token in `Corpus.spellings`; UTF-8 never contains this byte
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ class Corpus:
         offsets: The index of the first token of each text, followed by the number of all tokens (rows + 1,).
         categories: The ids of category values (rows, C); -1 for a missing value.
         numbers: The values of the numeric variables (rows, N); NaN for a missing value.
-        spellings: The out-of-vocabulary tokens of each text, in order, in UTF-8; the byte 255 follows each token.
+        unknown: The out-of-vocabulary tokens of each text, in order, as indices of `unknown_names`.
+        unknown_names: The out-of-vocabulary tokens of all texts.
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
         vectors, words, prompts: The other context values of all rows, as in `Context`.
@@ -80,7 +79,8 @@ class Corpus:
     offsets: NDArray[np.int64]
     categories: NDArray[np.int32]
     numbers: NDArray[np.float32]
-    spellings: Ragged
+    unknown: Ragged
+    unknown_names: tuple[str, ...]
     tokenizer: Tokenizer
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
@@ -119,46 +119,13 @@ class Corpus:
     @property
     def truncated(self) -> NDArray[np.bool_]:
         """Whether each text was cut after `max_tokens` tokens and therefore has no end token (rows,)."""
-        is_cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end)
+        is_cut: NDArray[np.bool_] = self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end
         return is_cut
 
     def unknown_tokens(self) -> tuple[list[str], NDArray[np.int64]]:
         """Return the out-of-vocabulary tokens of all texts, and the index of the text of each token."""
-        ends = np.flatnonzero(self.spellings.values == ord(SPELLING_END))
-        encoded_tokens = self.spellings.values.tobytes().split(SPELLING_END)[:-1]
-        tokens = [encoded.decode("utf-8", "surrogatepass") for encoded in encoded_tokens]
-        return tokens, np.searchsorted(self.spellings.offsets, ends, side="right") - 1
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return all arrays by their names in files; `from_arrays` is the inverse function."""
-        parts: dict[str, Any] = {name: getattr(self, name) for name in (*ARRAYS, "originals", "spellings")}
-        for kind, parts_of_kind in (("vectors", self.vectors), ("words", self.words), ("prompts", self.prompts)):
-            parts |= {f"{kind}.{index}": part for index, part in enumerate(parts_of_kind)}
-        arrays = dict[str, NDArray[Any]]()
-        for name, part in parts.items():
-            if isinstance(part, Ragged):
-                arrays |= {name: part.values, f"{name}.offsets": part.offsets}
-            elif part is not None:
-                arrays[name] = part
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], tokenizer: Tokenizer, schema: ContextSchema) -> "Corpus":
-        """Return the corpus of a table from the arrays that `arrays` returned."""
-
-        def lists(name: str) -> Ragged:
-            return Ragged(arrays[name], arrays[f"{name}.offsets"])
-
-        return cls(
-            tokenizer=tokenizer,
-            schema=schema,
-            vectors=tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
-            words=tuple(lists(f"words.{index}") for index in range(len(schema.texts))),
-            prompts=tuple(lists(f"prompts.{index}") for index in range(len(schema.prompts))),
-            originals=arrays.get("originals"),
-            spellings=lists("spellings"),
-            **{name: arrays[name] for name in ARRAYS},
-        )
+        tokens = [self.unknown_names[index] for index in self.unknown.values.tolist()]
+        return tokens, np.repeat(np.arange(len(self)), np.diff(self.unknown.offsets))
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts with the indices `rows` as tensors."""
@@ -222,7 +189,7 @@ class Corpus:
             prompts=tuple(prompt.select(rows) for prompt in self.prompts),
             users=self.users[rows] if len(self.users) else self.users,
             originals=None if self.originals is None else self.originals[rows],
-            spellings=self.spellings.select(rows),
+            unknown=self.unknown.select(rows),
             selected=self.source_rows[rows],
         )
 
@@ -232,27 +199,25 @@ class Corpus:
         The variables of the column `keep` have their values; `schema` is then that of this corpus.
         """
         rows, empty_lists = len(self), Ragged(np.zeros(0, np.int32), np.zeros(len(self) + 1, np.int64))
-        categories = np.full((rows, len(schema.categories)), MISSING, dtype=np.int32)
-        numbers = np.full((rows, len(schema.numbers)), np.nan, dtype=np.float32)
-        vectors = [np.full((rows, len(variable.means)), np.nan, dtype=np.float32) for variable in schema.vectors]
-        words = [empty_lists] * len(schema.texts)
-        parts: list[tuple[Sequence[Variable], Any, Any]] = [
-            (schema.categories, categories.T, self.categories.T),
-            (schema.numbers, numbers.T, self.numbers.T),
-            (schema.vectors, vectors, self.vectors),
-            (schema.texts, words, self.words),
-        ]
-        for variables, new_values, values in parts:
-            for index, variable in enumerate(variables):
-                if variable.source_column == keep:
-                    new_values[index] = values[index]
+
+        def columns(variables: Sequence[Variable], values: Any, missing: Callable[[Variable], Any]) -> Any:
+            return [
+                values[index] if variable.source_column == keep else missing(variable)
+                for index, variable in enumerate(variables)
+            ]
+
+        categories = columns(schema.categories, self.categories.T, lambda _: np.full(rows, MISSING))
+        numbers = columns(schema.numbers, self.numbers.T, lambda _: np.full(rows, np.nan))
+        vectors = columns(
+            schema.vectors, self.vectors, lambda variable: np.full((rows, len(variable.means)), np.nan, np.float32)
+        )
         return replace(
             self,
             schema=schema,
-            categories=categories,
-            numbers=numbers,
+            categories=np.array(categories, np.int32).reshape(len(categories), rows).T,
+            numbers=np.array(numbers, np.float32).reshape(len(numbers), rows).T,
             vectors=tuple(vectors),
-            words=tuple(words),
+            words=tuple(columns(schema.texts, self.words, lambda _: empty_lists)),
             prompts=(empty_lists,) * len(schema.prompts),
         )
 
@@ -317,12 +282,6 @@ def _split_batches(
         begin = end
 
 
-def original_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
-    """Return the size in bytes of UTF-8 and a 64-bit digest of each text (rows, 2)."""
-    encoded_texts = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return np.stack([np.array([*map(len, encoded_texts)], np.uint64), _digests(encoded_texts)], axis=1)
-
-
 def originals_key(originals: NDArray[np.uint64]) -> str:
     """Return a digest of all texts of `Corpus.originals` and their order."""
     return hashlib.sha256(np.ascontiguousarray(originals[:, 1]).tobytes()).hexdigest()[:16]
@@ -331,15 +290,14 @@ def originals_key(originals: NDArray[np.uint64]) -> str:
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
     """Return the index of each text's first target among all targets, followed by the number of targets (rows + 1,)."""
     # Each text before an offset has one token that is not a target: its start token.
-    offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
-    return offsets
+    return corpus.offsets - np.arange(len(corpus.offsets))
 
 
 def target_ids(corpus: Corpus) -> NDArray[np.int64]:
     """Return the ids of all targets, one text after the other: every token except the start tokens."""
     is_target = np.ones(len(corpus.tokens), dtype=bool)
-    is_target[np.asarray(corpus.offsets[:-1])] = False
-    return np.asarray(corpus.tokens)[is_target].astype(np.int64)
+    is_target[corpus.offsets[:-1]] = False
+    return corpus.tokens[is_target].astype(np.int64)
 
 
 def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
@@ -378,13 +336,16 @@ def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift:
 
 
 def text_hashes(corpus: Corpus) -> NDArray[np.uint64]:
-    """Return a 64-bit digest of each text (B,), of its tokens and of the spellings of its out-of-vocabulary tokens."""
-    lists = (Ragged(np.asarray(corpus.tokens), corpus.offsets), corpus.spellings)
-    columns = ([values[begin:end].tobytes() for begin, end in pairwise(offsets.tolist())] for values, offsets in lists)
-    return _digests(map(b"".join, zip(*columns, strict=True)))
+    """Return a 64-bit digest of each text (B,), of its tokens and of its out-of-vocabulary tokens."""
+    names = [name.encode("utf-8", "surrogatepass") + b"\xff" for name in corpus.unknown_names]
+    tokens = (corpus.tokens[begin:end].tobytes() for begin, end in pairwise(corpus.offsets.tolist()))
+    unknown = (corpus.unknown.values[begin:end].tolist() for begin, end in pairwise(corpus.unknown.offsets.tolist()))
+    return digests(
+        b"".join((ids, *map(names.__getitem__, indices))) for ids, indices in zip(tokens, unknown, strict=True)
+    )
 
 
-def _digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
+def digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
     """Return a 64-bit digest of each item."""
-    digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
-    return np.frombuffer(digests, "<u8")  # little-endian on every machine
+    joined = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return np.frombuffer(joined, "<u8")  # little-endian on every machine

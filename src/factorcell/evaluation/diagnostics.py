@@ -6,7 +6,6 @@ Training measures the facts once and writes them to training.json, so that comma
 """
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,11 +19,9 @@ from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
 from factorcell.errors import UserError
 from factorcell.io.findings import Finding, ranked, report
 from factorcell.nn.scoring import Scorer
-from factorcell.runs import training_state
-from factorcell.runs.model_card import describe_missing_context
-from factorcell.runs.run import MAX_TEXT_HASHES, Run, training_facts
+from factorcell.runs.run import MAX_TEXT_HASHES, Run, describe_unfinished, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
-from factorcell.runs.used_options import used_options
+from factorcell.runs.summary import used_options
 
 # Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
 # trainings of 1 and 8 minutes on hotel reviews, and of 2 and 10 minutes on clothing reviews; 22 % in 0.6 minutes on
@@ -33,8 +30,6 @@ MIN_GAIN = 0.02  # a finding reports a context whose relative gain over an unkno
 MIN_FALL = 0.2
 MIN_REPEATED_SHARE = 0.05  # share of repeated texts that is reported
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
-# In `Corpus.spellings`, the words of a text that name special tokens
-RESERVED_WORDS = re.compile(rb"(?<![^\xff])(?:%s)(?=\xff)" % b"|".join(map(re.escape, map(str.encode, SPECIAL_TOKENS))))
 MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the development targets
 
 Row = dict[str, Any]
@@ -65,7 +60,7 @@ def run_findings(run: Scorer | None, columns: Collection[str] = (), specified: C
 
 def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
     """Yield a finding if the training has not ended, or ended too early."""
-    unfinished = training_state.describe_unfinished(run.folder, run.was_training)
+    unfinished = describe_unfinished(run.folder)
     if unfinished:
         yield Finding("unfinished", f"{run.folder}: {unfinished}")
         return
@@ -93,7 +88,10 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
 def _context_findings(run: Run, facts: Row, columns: Collection[str], specified: Collection[str]) -> Iterator[Finding]:
     """Yield findings about the effect of the context, and of those `columns` that a request specifies."""
     if columns and not run.model.is_adapted:
-        yield Finding("unread context", f"{run.folder}: {describe_missing_context(run)}")
+        problem = "no context: this is an unadapted model"
+        if run.schema.variables:
+            problem = f"an unadapted model: it does not read the context columns {', '.join(run.schema.columns())}"
+        yield Finding("unread context", f"{run.folder}: {problem}")
     total = facts.get("context") or {}
     if total.get("only_unknown_users"):
         if "completion" not in facts:  # otherwise training has measured the gain from learning users
@@ -156,8 +154,7 @@ def table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
             value, place = f"{numbers[row]:,.8g}", f"row {int(train.source_rows[row]) + 1:,}"
             problem = f"{variable.name} is {value} in {place}, far from all others (mean {variable.mean:,.6g})"
             yield Finding("outlier", f"{problem}; correct mistakes, or use a column of logarithms")
-    words = sorted({match[0].decode() for match in RESERVED_WORDS.finditer(train.spellings.values.tobytes())})
-    if words:
+    if words := sorted({*train.unknown_names} & {*SPECIAL_TOKENS}):
         listing = ", ".join(words)
         problem = f"the texts have the words {listing}, which name special tokens and are read as out of vocabulary"
         yield Finding("reserved names", f"{problem}; replace or remove them")

@@ -19,8 +19,7 @@ from factorcell.ngram.ngram import NGram
 from factorcell.nn.devices import AUTO
 from factorcell.nn.scoring import Scorer
 from factorcell.runs import saved_results
-from factorcell.runs.run import Run
-from factorcell.runs.training_state import ENDED_SINCE, describe_running
+from factorcell.runs.run import Run, describe_running
 
 Row = dict[str, Any]
 
@@ -49,13 +48,11 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
     """Save a result in the folder of a model, for reports; return a notice if saving fails.
 
     `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
-    groups of `row` by user are not saved. Nothing is saved if the training of the run is running, or was running when
-    its files were read, because they change.
+    groups of `row` by user are not saved. Nothing is saved while the training of the run is running, because its files
+    change.
     """
     if lock.is_locked(run.folder):
         return f"{run.folder}: the result was not saved in the run folder, because {describe_running(run.folder)}"
-    if isinstance(run, Run) and run.was_training:
-        return f"{run.folder}: the result was not saved in the run folder, because {ENDED_SINCE}"
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:

@@ -39,7 +39,6 @@ from factorcell.nn.kernels.drawing import SampleRequest, TokenRequest, TopReques
 from factorcell.nn.language_model import max_prompt_length
 from factorcell.options import limits
 from factorcell.options.limits import GENERATION_METHODS
-from factorcell.runs.model_card import has_mixture
 from factorcell.runs.run import Run
 
 SAMPLED_METHODS = ("sample", "stochastic")
@@ -339,7 +338,7 @@ def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.
     specified = {name: list(value) if isinstance(value, tuple) else value for name, value in specified.items()}
     specified |= {"prompt": prompt} if prompt else {}
     specified |= {"precision": run.precision} if run.precision != FLOAT32 else {}
-    specified |= {"no_ngram_mixture": True} if run.mixture is None and has_mixture(run) else {}
+    specified |= {"no_ngram_mixture": True} if run.mixture is None and run.has_mixture else {}
     return {"run": run.folder.name, "options": specified}
 
 

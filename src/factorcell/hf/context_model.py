@@ -416,7 +416,7 @@ class ContextModel(nn.Module):
         except (TypeError, UserError) as error:
             raise UserError(f"{path / CONFIG_FILE}: {error}") from None
         tensors, facts = files.load_tensors(path / WEIGHTS_FILE)
-        return cls(model, config, saved=SavedTensors(path, tensors, (facts or {}).get(FIRST_VALUES, {})))
+        return cls(model, config, saved=SavedTensors(path, tensors, facts.get(FIRST_VALUES, {})))
 
     def unload(self) -> Any:
         """Remove the adapters, and return the plain model of `transformers` with its former weights.

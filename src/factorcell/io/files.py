@@ -1,11 +1,7 @@
 """Reading and atomic writing of files: bytes, JSON, rows of JSON lines, and tensors.
 
-After a crash, a file has either its old or its new content. If the manifest of a folder, `digests.json`, lists a file,
-reading the file compares it with its SHA-256 there. Before such a file is replaced, the manifest is rewritten to accept
-both the old and the new content. A file that is listed but not yet written has no digest.
-
-Tensors are stored as safetensors files, which cannot execute code. The header of such a file contains a SHA-256 of its
-tensors and metadata, so reading detects damage in any folder.
+After a crash, a file has either its old or its new content. Tensors are stored as safetensors files, which cannot
+execute code.
 """
 
 import hashlib
@@ -15,11 +11,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -30,10 +25,7 @@ from factorcell.io.output import to_json
 
 Row = dict[str, Any]  # a row of a file of JSON lines
 
-Manifest = Mapping[str, tuple[str, ...]]  # the accepted digests of each file, by file name
-
 PARTIAL = ".partial"  # suffix of a file that is being written
-MANIFEST, MANIFEST_FORMAT = "digests.json", 1
 
 
 def encode(text: str) -> bytes:
@@ -44,8 +36,8 @@ def encode(text: str) -> bytes:
 def write(path: str | Path, content: bytes | str) -> None:
     """Replace the file `path` atomically: the old file stays until the new file is on disk.
 
-    If the manifest of the folder lists the file, the manifest is updated first. If `path` is a device or a pipe, the
-    content is written to it directly. Raise `UserError` if the file cannot be written.
+    If `path` is a device or a pipe, the content is written to it directly. Raise `UserError` if the file cannot be
+    written.
     """
     path = Path(path)
     if path.is_dir():  # also true for an empty path, which means the working directory
@@ -57,13 +49,17 @@ def write(path: str | Path, content: bytes | str) -> None:
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
         return
-    manifest = read_manifest(path.parent)
-    if path.name in manifest:  # until the file is replaced, its old content stays valid
-        old_digest = sha256_of(path.read_bytes()) if path.exists() else ""
-        old_digests = (old_digest,) if old_digest in manifest[path.name] else ()
-        accepted = tuple(dict.fromkeys((*old_digests, sha256_of(content))))
-        _replace(path.parent / MANIFEST, _encode_manifest({**manifest, path.name: accepted}))
-    _replace(path, content)
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        assurance = "; the previous file is unchanged" if path.exists() else ""
+        raise UserError(f"{path}: cannot be saved ({error.strerror}){assurance}") from None
 
 
 def check_writable(path: str | Path, is_folder: bool = False) -> None:
@@ -86,80 +82,10 @@ def check_writable(path: str | Path, is_folder: bool = False) -> None:
         raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
 
 
-def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
-    """Create the manifest of a new `folder`, which lists the files with these `names` without digests."""
-    _replace(Path(folder, MANIFEST), _encode_manifest(dict.fromkeys(names, ())))
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of `folder`, empty if there is none; raise `UserError` if it is damaged or altered."""
-    path = folder / MANIFEST
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-        check_format(content["format"], MANIFEST_FORMAT, path)
-        if content["sha256"] != _digest_of_manifest(content["files"]):
-            raise UserError(f"{path}: altered since it was written (its digest does not match)")
-        return {str(name): tuple(accepted) for name, accepted in content["files"].items()}
-    except UserError:
-        raise
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-
-
-def _encode_manifest(manifest: Manifest) -> bytes:
-    """Return the content of `digests.json` for a manifest."""
-    files = {name: list(accepted) for name, accepted in sorted(manifest.items())}
-    content = {"format": MANIFEST_FORMAT, "files": files, "sha256": _digest_of_manifest(files)}
-    return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def sha256_of(content: bytes | memoryview) -> str:
-    """Return the hexadecimal SHA-256 of `content`."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def _digest_of_manifest(files: Any) -> str:
-    return sha256_of(json.dumps(files, sort_keys=True).encode())
-
-
-def read(path: str | Path) -> bytes:
-    """Return the content of a file; raise `UserError` if it is unreadable or does not match the folder's manifest."""
-    path = Path(path)
-    for _ in range(2):  # a writer may replace the file and its digest between the two reads
-        content = input_files.read_bytes(path)
-        accepted_digests = read_manifest(path.parent).get(path.name, ())
-        if not accepted_digests or sha256_of(content) in accepted_digests:
-            return content
-    raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {MANIFEST})")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write `content` to a temporary file on disk, then rename it to `path`; raise `UserError` if this fails."""
-    partial = path.with_name(path.name + PARTIAL)
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        with suppress(OSError):  # Windows cannot open folders, and some file systems cannot synchronize them
-            handle = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        assurance = "; the previous file is unchanged" if path.exists() else ""
-        raise UserError(f"{path}: cannot be saved ({error.strerror}){assurance}") from None
-
-
 def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
-    """Whether `folder` is absent, empty, or contains only files of a command that died before its first result.
+    """Whether `folder` is absent, empty, or contains only files of a training that died before its first result.
 
-    Such files are the manifest, those in `first_files`, partly written files, and hidden ones.
+    Such files are its lock, those in `first_files`, partly written files, and hidden ones.
     """
     folder = Path(folder)
     if not folder.exists():  # checked first, because another process may create the folder before the next check
@@ -167,27 +93,26 @@ def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
     if not folder.is_dir():
         return False
     paths = (path for visible in input_files.list_visible(folder) for path in (visible, *visible.rglob("*")))
-    names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, MANIFEST + PARTIAL}
-    if MANIFEST in names:
-        names = {name for name in names if not name.endswith(PARTIAL)} - {MANIFEST, *first_files}
+    names = {path.name for path in paths if not path.is_dir()}
+    if lock.FILE in names:
+        names = {name for name in names if not name.endswith(PARTIAL)} - {lock.FILE, *first_files}
     return not names
 
 
-def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserError:
-    """Return the error about a folder that exists already; its message suggests `resume` if `resumable`."""
-    if not resumable:
-        return UserError(f"{folder}: exists already; choose another folder")
-    return UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
+def check_new(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
+    """Raise `UserError` unless a folder is new; if `resumable`, the message suggests `resume`."""
+    if not is_new(folder, first_files):
+        if not resumable:
+            raise UserError(f"{folder}: exists already; choose another folder")
+        raise UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
 
 
 def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
     """Create `folder`, or empty it except for its lock and hidden files; raise `UserError` if it is not new."""
     folder = Path(folder)
-    if not is_new(folder, first_files):
-        raise folder_exists_error(folder, resumable=resumable)
+    check_new(folder, first_files, resumable=resumable)
     try:
-        paths = input_files.list_visible(folder)
-        for path in sorted(paths, key=lambda path: path.name.startswith(MANIFEST)):  # delete the manifest last
+        for path in input_files.list_visible(folder):
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != lock.FILE:
@@ -204,7 +129,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 def read_json(path: str | Path) -> Any:
     """Read the JSON file `path`; raise a `UserError` that names the file if the file is damaged."""
-    content = read(path)
+    content = input_files.read_bytes(path)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -236,24 +161,9 @@ def require_finite_number(value: Any, path: Path, entry: str) -> float:
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Replace the file `path` by a safetensors file of `tensors`, `facts` (values for JSON) and a checksum of both."""
+    """Replace the file `path` by a safetensors file of `tensors` and `facts` (values for JSON)."""
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    facts_json = json.dumps(facts, sort_keys=True)
-    metadata = {"facts": facts_json, "sha256": _digest(cpu_tensors, facts_json)}
-    write(path, to_safetensors(cpu_tensors, metadata))
-
-
-def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the content of a safetensors file, which is the same for the same tensors and metadata."""
-    content = save(dict(tensors), dict(metadata))
-    # The file contains the size of its JSON header in 8 bytes, the header, and the tensors. The header has the metadata
-    # in a random order.
-    header_end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:header_end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    new_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    new_header += b" " * (-len(new_header) % 8)  # the tensors after the header must be aligned to 8 bytes
-    return b"".join((len(new_header).to_bytes(8, "little"), new_header, memoryview(content)[header_end:]))
+    write(path, save(cpu_tensors, {"facts": json.dumps(facts, sort_keys=True)}))
 
 
 @contextmanager
@@ -268,64 +178,44 @@ def open_tensors(path: Path) -> Iterator[Any]:
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and facts of a file of `save_tensors`; raise `UserError` if it is missing or damaged."""
-    tensors, facts, _ = load_with_checksum(path)
-    return tensors, facts
-
-
-def load_with_checksum(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
-    """Return what `load_tensors` returns, and the checksum (32 bytes)."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")
     try:
         with open_tensors(path) as file:
-            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, RuntimeError) as error:
+            return tensors, json.loads((file.metadata() or {}).get("facts", "{}"))
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
-    facts_json, checksum = metadata.get("facts", "null"), metadata.get("sha256", "")
-    if checksum != _digest(tensors, facts_json):
-        raise UserError(f"{path}: altered since it was saved (its checksum does not match)")
-    return tensors, json.loads(facts_json), bytes.fromhex(checksum)
 
 
-def _digest(tensors: Mapping[str, Tensor], facts_json: str) -> str:
-    digest = hashlib.sha256(facts_json.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # A contiguous tensor of one element may have any stride, but `view` requires a stride of 1.
-        flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the hexadecimal SHA-256 of each file, by name, which are facts about tensors that depend on the files."""
+    return {name: hashlib.sha256(input_files.read_bytes(folder / name)).hexdigest() for name in names}
+
+
+def check_digests(folder: Path, expected: Mapping[str, str]) -> None:
+    """Raise `UserError` if one of the files has not the digest that `digests` returned for it earlier."""
+    for name, digest in digests(folder, expected).items():
+        if digest != expected[name]:
+            raise UserError(f"{folder / name}: altered since the weights were saved")
 
 
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
     """Append a row to a file of JSON lines after its last complete line, with null for numbers that are not finite."""
     path = Path(path)
-    content = _encode_rows([row])
-    old_size = None  # unknown until the file is open
     if path.is_symlink():  # in the cache of a hub, the target belongs to other snapshots too
-        write(path, read(path))
+        write(path, input_files.read_bytes(path))
     try:
         with path.open("ab+") as file:
-            old_size = _cut_incomplete_line(file)
-            file.write(content)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if file.read() not in (b"", b"\n"):  # a writer was killed within a row
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(_encode_rows([row]))
     except OSError as error:
-        if old_size is not None:
-            with suppress(OSError):  # remove a partly written row; closing the file may have written a part of it
-                os.truncate(path, old_size)
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def _cut_incomplete_line(file: BinaryIO) -> int:
-    """Truncate `file` after its last complete line, in case a writer was killed; return the new size in bytes."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
-    if file.read() in (b"", b"\n"):
-        return size
-    file.seek(0)
-    return file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -334,7 +224,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    for line in read(path).split(b"\n")[:-1]:
+    for line in input_files.read_bytes(path).split(b"\n")[:-1]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

@@ -20,8 +20,7 @@ NAMES = (  # of all findings, from those that can mislead most to those that can
     "weak model",
     *("unlike trainings", "unknown users", "dependent columns", "column without effect", "uninformative column"),
     *("more errors", "unknown words", "outlier", "outside range", "unseen values", "reserved names"),
-    *("quotes", "no evidence", "cut texts", "missing values", "empty texts", "lost bias", "no locks"),
-    "no cache",
+    *("quotes", "no evidence", "cut texts", "missing values", "empty texts", "lost bias"),
 )
 
 

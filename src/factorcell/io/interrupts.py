@@ -26,24 +26,19 @@ class Stop:
 
     def __init__(self) -> None:
         self.is_requested = False
-        self._previous_handlers: dict[int, Any] = {}  # by the number of the signal
+        self._default_handlers: dict[int, Any] = {}  # by the number of the signal
         self._is_interruptible = False
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            default_handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-            for signal_number, default_handler in default_handlers.items():
-                handler = signal.getsignal(signal_number)
-                is_of_outer_stop = isinstance(getattr(handler, "__self__", None), Stop)
-                if handler == default_handler or is_of_outer_stop:
-                    self._previous_handlers[signal_number] = signal.signal(signal_number, self._handle)
+            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                if signal.getsignal(number) == default:
+                    self._default_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for signal_number, handler in self._previous_handlers.items():
-            if signal.getsignal(signal_number) == self._handle:
-                signal.signal(signal_number, handler)
-        self._previous_handlers = {}
+        for number, handler in self._default_handlers.items():
+            signal.signal(number, handler)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -57,9 +52,7 @@ class Stop:
             self._is_interruptible = False
 
     def _handle(self, _signal_number: int, _frame: FrameType | None) -> None:
-        # Other code may install this handler again after the context manager has ended.
-        has_ended = not self._previous_handlers
-        if self.is_requested or has_ended:
+        if self.is_requested:
             raise KeyboardInterrupt
         self.is_requested = True
         os.write(2, MESSAGE)  # standard error; `print` is not safe in a signal handler

@@ -1,6 +1,7 @@
 """A lock on a folder, so that only one process at a time trains in it.
 
-The system releases the lock when the process ends, even after `kill -9`.
+The system releases the lock when the process ends, even after `kill -9`. Without locks, as on Windows and some network
+file systems, each process gets the lock.
 """
 
 import os
@@ -9,10 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any
 
 from factorcell.errors import UserError
-from factorcell.io.findings import Finding, report
 
 try:
     import fcntl
@@ -37,14 +37,13 @@ def training_lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     with file:
-        try:
-            _lock(file)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
-        except OSError:
-            text = f"{folder}: the file system has no locks; do not start a second training in this folder"
-            report(Finding("no locks", text))
+        attempts = 1
+        while not _lock(file, exclusively=True):
+            if attempts == ATTEMPTS:
+                file.seek(0)
+                raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there")
+            attempts += 1
+            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
@@ -57,31 +56,20 @@ def training_lock(folder: Path) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _lock(file: TextIO) -> None:
-    """Lock a file; raise `BlockingIOError` if another process has locked it, and `OSError` if there are no locks."""
-    if fcntl is None:
-        raise OSError
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if attempt == ATTEMPTS:
-                raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-
-
-def is_locked(folder: Path) -> bool | None:
-    """Return whether a process trains in `folder`; None if the system or the file system has no locks."""
+def is_locked(folder: Path) -> bool:
+    """Return whether a process trains in `folder`."""
     try:
         with (folder / FILE).open("rb") as file:
-            if fcntl is None:
-                return None
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+            return not _lock(file, exclusively=False)
     except OSError:
-        return None
-    return False
+        return False
+
+
+def _lock(file: IO[Any], *, exclusively: bool) -> bool:
+    """Lock a file; return whether no other process has locked it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusively else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError as error:  # other errors: the file system has no locks
+        return not isinstance(error, BlockingIOError)
+    return True

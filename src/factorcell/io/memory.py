@@ -1,6 +1,7 @@
 """The memory and the processor cores that this process may use."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from factorcell.errors import UserError
@@ -8,9 +9,8 @@ from factorcell.options import limits
 
 LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # a limit in GiB; `--max-memory` sets this environment variable
 GIB = 1 << 30
-CONTROL_GROUPS = Path("/sys/fs/cgroup")  # a folder for each control group of the system
+CONTROL_GROUPS = Path("/sys/fs/cgroup")  # a folder for each control group of the system, version 2
 CONTROL_GROUP_OF_PROCESS = Path("/proc/self/cgroup")
-MEMORY_INFO = Path("/proc/meminfo")
 
 
 def check(required: int, what: str) -> None:
@@ -38,36 +38,20 @@ def memory_limit() -> tuple[int, str]:
 
 def machine_memory() -> int:
     """Return the bytes of memory of this machine, or of the control group of this process if that has less."""
-    limits_in_bytes = [1 << 62]  # the result if the system reports no limit
-    for line in _lines(MEMORY_INFO):
-        if line.startswith("MemTotal:"):
-            _, kib, *_ = line.split()
-            limits_in_bytes.append(int(kib) << 10)
-    for line in _lines(CONTROL_GROUP_OF_PROCESS):
-        _, controllers, group = line.split(":", 2)
-        is_version_2 = not controllers
-        if is_version_2 or "memory" in controllers.split(","):
-            root = CONTROL_GROUPS if is_version_2 else CONTROL_GROUPS / "memory"
-            limit_file = "memory.max" if is_version_2 else "memory.limit_in_bytes"
-            group_folder = root / group.strip("/")
-            for folder in (group_folder, *group_folder.parents):
-                limits_in_bytes += [int(text) for text in _lines(folder / limit_file) if text.isdecimal()]
-                if folder == root:
-                    break
-    return min(limits_in_bytes)
+    has_size = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has_size else 1 << 62
+    with suppress(OSError, StopIteration):
+        lines = CONTROL_GROUP_OF_PROCESS.read_text(encoding="utf-8").splitlines()
+        group = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
+        for folder in (CONTROL_GROUPS / group, *(CONTROL_GROUPS / parent for parent in Path(group).parents)):
+            with suppress(OSError, ValueError):  # a group without a file of its limit, or with the limit "max"
+                limit = min(limit, int((folder / "memory.max").read_text(encoding="utf-8")))
+    return limit
 
 
 def format_bytes(count: int) -> str:
     """Format a number of bytes in GiB, or in MiB if it is small."""
     return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / (1 << 20):,.0f} MiB"
-
-
-def _lines(path: Path) -> list[str]:
-    """Return the lines of a system file; no lines if the system does not have the file."""
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def usable_cores() -> int:

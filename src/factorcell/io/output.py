@@ -27,7 +27,6 @@ JOINERS = rf"(?<![{JOINING}])[\u200c\u200d]"
 TAGS = r"(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007f]+"
 
 HIDDEN = re.compile(f"[{CONTROLS}{DIRECTIONS}{SEPARATORS}{NO_WIDTH}{SURROGATES}{NO_WIDTH_ABOVE_FFFF}]|{JOINERS}|{TAGS}")
-LAYOUT = re.compile(r"[\n\t]")
 
 
 def escape_hidden(text: str) -> str:
@@ -39,7 +38,7 @@ def escape_hidden(text: str) -> str:
 
 def escape_hidden_lines(text: str) -> str:
     """Return `text` with escapes for all hidden and control characters except line feeds and tabs."""
-    return HIDDEN.sub(lambda match: match[0] if LAYOUT.fullmatch(match[0]) else _python_escape(match), text)
+    return HIDDEN.sub(lambda match: match[0] if match[0] in "\n\t" else _python_escape(match), text)
 
 
 def escape_hidden_json(line: str) -> str:

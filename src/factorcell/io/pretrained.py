@@ -51,13 +51,20 @@ class Source:
         statistics = [path.stat() for path in self.weight_files()]
         return tuple(number for file in statistics for number in (file.st_size, file.st_mtime_ns))
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the weights; of several files, that of their digests in the order of their names."""
+    def digest(self, expected: str = "") -> str:
+        """Return the SHA-256 of the weights; of several files, that of their digests in the order of their names.
+
+        Raise `UserError` if it is not the `expected` one.
+        """
         digests = []
         for path in self.weight_files():
             with path.open("rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        digest = digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        if expected not in ("", digest):
+            expectation = f"expected weights with SHA-256 {expected[:12]}, as in training"
+            raise UserError(f"{self}: {expectation}, got {digest[:12]}")
+        return digest
 
 
 _QUIET_LOCK = threading.RLock()
@@ -99,16 +106,8 @@ def identify(base: str, expected_digest: str = "") -> tuple[str, str]:
     """
     source = find_source(base)
     read_config(source)  # raises the error about a model that is not supported
-    digest = source.digest()
-    if expected_digest not in ("", digest):
-        raise wrong_digest_error(source, expected_digest, digest)
     # The run may be opened from another folder. A link stays as it is: the file may have a name without an ending.
-    return (os.path.abspath(base) if Path(base).exists() else base), digest
-
-
-def wrong_digest_error(source: Source, expected: str, actual: str) -> UserError:
-    """Return the error that the weights of a base have another digest than expected."""
-    return UserError(f"{source}: expected weights with SHA-256 {expected[:12]}, as in training, got {actual[:12]}")
+    return (os.path.abspath(base) if Path(base).exists() else base), source.digest(expected_digest)
 
 
 def download_if_missing(base: str) -> None:
@@ -150,7 +149,7 @@ def read_config(source: Source) -> Any:
 def _read_config(source: Source, time: int, size: int) -> Any:
     library = transformers()
     try:
-        with quiet(library):
+        with quiet():
             config = library.AutoConfig.from_pretrained(
                 source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
@@ -183,7 +182,7 @@ def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, i
     read_config(source)  # raises the error about a folder without a supported model
     library = transformers()
     try:
-        with quiet(library):
+        with quiet():
             tokenizer = library.AutoTokenizer.from_pretrained(
                 source.folder, gguf_file=source.gguf_file, local_files_only=True, trust_remote_code=False
             )
@@ -206,20 +205,17 @@ def first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def quiet(library: Any) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Show neither progress bars nor notices of `transformers` in this block, except errors.
 
     The block changes standard error and the logger of the whole process, so other threads wait before their blocks.
     """
     with _QUIET_LOCK:
         logger = logging.getLogger("transformers")
-        level, has_bars = logger.level, library.utils.logging.is_progress_bar_enabled()
-        library.utils.logging.disable_progress_bar()
+        level = logger.level
         logger.setLevel(logging.ERROR)
         try:
-            with contextlib.redirect_stderr(io.StringIO()):  # progress bars that the library does not disable
+            with contextlib.redirect_stderr(io.StringIO()):  # progress bars
                 yield
         finally:
             logger.setLevel(level)
-            if has_bars:
-                library.utils.logging.enable_progress_bar()

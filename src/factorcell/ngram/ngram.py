@@ -197,9 +197,9 @@ class NGram(TextModel):
         return model
 
     def _save(self) -> None:
-        files.create_manifest(self.folder, (FILE, *self.tokenizer.FILES))
-        files.save_tensors(self.folder / TABLES, self.to_tensors(), {"vocabulary": len(self.tokenizer)})
         self.tokenizer.save(self.folder)
+        facts = {"digests": files.digests(self.folder, self.tokenizer.FILES)}
+        files.save_tensors(self.folder / TABLES, self.to_tensors(), facts)
         reading_options = {"data": asdict(self.config.data), "tokenizer": asdict(self.config.tokenizer)}
         files.write_versioned(self.folder / FILE, {"order": len(self.orders), **reading_options}, FORMAT)
 
@@ -225,15 +225,16 @@ class NGram(TextModel):
         """Open the n-gram model in a folder; raise a `UserError` if its files are invalid."""
         folder = Path(folder)
         saved = files.read_versioned(folder / FILE, FORMAT, folder)
-        tensors, metadata = files.load_tensors(folder / TABLES)
+        tensors, facts = files.load_tensors(folder / TABLES)
         if type(saved.get("order")) is not int or saved["order"] not in ORDERS:
             raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {saved.get('order')!r}")
         sections = {name: values for name, values in saved.items() if name in ("data", "tokenizer")}
         config = Config.from_dict(sections, str(folder / FILE))
         tokenizer = load_tokenizer(config, folder)
         tensor_names = {f"{name}{order}" for order in range(1, saved["order"] + 1) for name in ("keys", "counts")}
-        if set(tensors) != tensor_names or metadata != {"vocabulary": len(tokenizer)}:
-            raise UserError(f"{folder / TABLES}: the n-grams do not match the order and the vocabulary of the model")
+        if set(tensors) != tensor_names:
+            raise UserError(f"{folder / TABLES}: the n-grams do not match the order of the model")
+        files.check_digests(folder, facts.get("digests", {}))
         return cls.from_tensors(folder, config, tokenizer, tensors, saved["order"])
 
     def nats(self, corpus: Corpus) -> Floats:

@@ -30,7 +30,7 @@ from factorcell.runs.saved_results import (
     gain_title,
     measurements,
 )
-from factorcell.runs.used_options import unused_options
+from factorcell.runs.summary import unused_options
 
 Row = Mapping[str, Any]
 
@@ -57,34 +57,21 @@ def report_page(folders: Sequence[str | Path]) -> str:
     """
     model_folders = find_models(list(map(Path, folders)), ngram.FILE)
     has_words = len(model_folders) == 1
-    return run_report([model for folder in model_folders for model in read_models(folder, has_words)])
+    return run_report([read_model(folder, has_words) for folder in model_folders])
 
 
-def read_models(folder: Path, has_words: bool = False) -> list[Row]:
+def read_model(folder: Path, has_words: bool = False) -> Row:
     """Read the results, logs and options of a run, with `has_words` also its typical words; or the results of n-grams.
 
-    The folder of an n-gram model also has results of its mixtures with runs, which `compare` has evaluated. Results of
-    the neural model of a run alone are omitted if the run predicts with a mixture.
+    Results of the neural model of a run alone are omitted if the run predicts with a mixture.
     """
     run = None if (folder / ngram.FILE).is_file() else Run.open(folder)
     predictor = None if run is None else prediction_fields(run).get("predictor")
-    results: dict[Any, list[Row]] = {predictor: []}
-    for row in saved_results.read(folder):
-        results.setdefault(row.get("predictor"), []).append({**row, "figures": text_figures.load(folder, row)})
-    model: Row = {"folder": str(folder), "title": folder.name, "config": {}, "results": results.pop(predictor)}
+    rows = [row for row in saved_results.read(folder) if row.get("predictor") == predictor]
+    results = [{**row, "figures": text_figures.load(folder, row)} for row in rows]
+    model: Row = {"folder": str(folder), "title": folder.name, "config": {}, "results": results}
     if run is None:
-        mixtures = [
-            {
-                "folder": str(folder),
-                "title": rows[-1]["model"],
-                "config": {"training": {"seed": rows[-1]["seed"]}},
-                "trained": rows[-1]["model"],
-                "predictor": name,
-                "results": rows,
-            }
-            for name, rows in results.items()
-        ]
-        return [model, *mixtures]
+        return model
     facts = training_facts(folder)
     columns = run.schema.columns() if run.model.is_adapted else ()
     training = {
@@ -102,7 +89,7 @@ def read_models(folder: Path, has_words: bool = False) -> list[Row]:
         "words": list(_typical_words(run)) if has_words else [],
         "cautions": [finding.text for finding in run_findings(run, columns)],
     }
-    return [{**model, **training}]
+    return {**model, **training}
 
 
 def _typical_words(run: Run) -> Iterator[Row]:
@@ -125,7 +112,7 @@ def _typical_words(run: Run) -> Iterator[Row]:
 
 
 def run_report(runs: Sequence[Row]) -> str:
-    """Return the HTML page about `runs`, the rows that `read_models` returns."""
+    """Return the HTML page about `runs`, the rows that `read_model` returns."""
     models = _group_by_model(runs)
     first_trainings = [first_training for first_training, *_ in models]
     titles = [str(run["title"]) for run in first_trainings]

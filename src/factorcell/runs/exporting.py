@@ -3,38 +3,64 @@
 | format | files | readers |
 |---|---|---|
 | lora | adapter_config.json, adapter_model.safetensors | PEFT; without biases also vLLM |
-| merged | config.json, model.safetensors, and the tokenizer if possible | transformers, vLLM, and converters to GGUF |
+| merged | config.json, model.safetensors, and a tokenizer of pieces | transformers, vLLM, and converters to GGUF |
 | gguf-lora | adapter.gguf | llama.cpp |
+
+A merged model has the matrices of the maps and of the output layer, and the biases of the maps, as its weights. The
+output layers of most architectures have no bias t (V,); the output matrix then approximates it (`fixed_context`).
+
+A LoRA needs a frozen base. The change P Q + L R of a map is a LoRA B A with A = [P L]^T and B = [Q; R]^T, whose scale
+alpha / r is 1. Changes of biases become the biases of B, which PEFT reads (`lora_bias`), but llama.cpp and vLLM do not.
+The change of the output bias is the bias of a LoRA of the output layer whose matrices are zero.
+
+Shapes: D inputs, O outputs, R rank, V vocabulary.
 """
 
+import copy
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from factorcell.data.columns.values import category_name_or_none, is_missing
-from factorcell.data.tokenizers.kinds import to_transformers
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.errors import UserError, check_choice
+from factorcell.hf.context_base import BIAS_SETTINGS
 from factorcell.io import files
+from factorcell.io.extras import missing_package_error
 from factorcell.io.findings import LOG
+from factorcell.io.pretrained import first_line, quiet, transformers
 from factorcell.options.limits import EXPORT_FORMATS
-from factorcell.runs import lora_files, merged_model
-from factorcell.runs.fixed_context import FixedContext
-from factorcell.runs.model_card import escape_markdown, has_mixture
+from factorcell.runs.fixed_context import NEVER, FixedContext
 from factorcell.runs.run import Run
+from factorcell.runs.summary import escape_markdown
 
 LIBRARIES = {"lora": "peft", "merged": "transformers", "gguf-lora": "llama.cpp"}  # what reads a format
-HELD_OUT_SHARE = 0.5  # share of the texts of --approximate that measure the approximation; the others fit it
-ROUNDED = (
-    "the weights are rounded to bfloat16, the type of the base of the run (--precision), so the logits differ "
-    "slightly from those of the run"
-)
-OTHER_BASES = (
-    "the run has its linear maps in bfloat16 (--precision), and all else in float32, so the logits of a base of a "
-    "single type differ slightly from those of the run"
-)
+BFLOAT16 = "the base of the run is in bfloat16 (--precision), so the logits differ slightly from those of the run"
+HELD_OUT_SHARE = 0.5  # share of the texts that measure the approximation of the output bias; the others fit it
+PROBE_TOKENS = 8  # length of the text that compares the written model with the run
+MAX_DIFFERENCE = 0.05  # largest difference of probabilities in this text; bfloat16 rounds
+EXPERTS = "gate_up_proj"  # the name of the weights of all experts of a layer in `transformers`
+EXPERT_MAPS = {"gate_proj", "up_proj", "down_proj"}  # names that PEFT reads as those of experts if a base has experts
+GGUF_FILE = "adapter.gguf"
+# Type of a model in `transformers` -> the name of the architecture in GGUF files, and whether llama.cpp stores the rows
+# of the query and key maps in another order.
+GGUF_ARCHITECTURES = {
+    "llama": ("llama", True),
+    "mistral": ("llama", True),
+    "qwen2": ("qwen2", False),
+    "qwen3": ("qwen3", False),
+    "gemma": ("gemma", False),
+    "gpt2": ("gpt2", False),
+    "phi3": ("phi3", False),
+    "starcoder2": ("starcoder2", False),
+}
 
 
 def export(
@@ -55,78 +81,43 @@ def export(
         folder: The folder to write, which does not exist or is empty.
         to: The format: "lora", a LoRA of PEFT; "merged", a model of transformers; "gguf-lora", a LoRA of llama.cpp.
         context: A value for each context column, such as `{"stars": 5}`; other columns have their expected values.
-        approximate: A table of texts; with it, changes of biases that not all readers of the format support are left
-            out, or approximated in the output matrix of a merged model, and the effect on the perplexity of these
-            texts is reported.
+        approximate: A table of texts, only for "merged"; if the architecture has no place for the change of the output
+            bias, it is approximated in the output matrix, and the effect on the perplexity of these texts is reported.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
 
     Raises:
         UserError: The folder is not empty, the context is not valid, or the format cannot store a part of the run.
     """
     check_choice("format", to, EXPORT_FORMATS)
-    if not files.is_new(folder):
-        raise files.folder_exists_error(folder)
+    files.check_new(folder)
     fixed = FixedContext.of(run, context or {}, unknown)
-    fixed, remarks = _with_storable_biases(fixed, to, approximate)
+    remarks = list[str]()
+    if to == "merged":
+        fixed, remarks = with_storable_biases(fixed, approximate)
+    elif approximate is not None:
+        raise UserError(f"approximate: expected the format merged, which has no place for some biases, got {to}")
+    else:
+        check_run(fixed, is_gguf=to == "gguf-lora")
     with _complete_folder(Path(folder)) as partial:
         if to == "lora":
-            lora_files.write_peft(fixed, partial)
+            write_peft(fixed, partial)
         elif to == "gguf-lora":
-            lora_files.write_gguf(fixed, partial)
+            write_gguf(fixed, partial)
         else:
-            merged_model.write_merged_model(fixed, partial)
-        tokenizer = None
-        if to == "merged":
-            tokenizer = to_transformers(run.tokenizer, fixed.vocabulary_size, fixed.start_id)
-            if tokenizer is None:
-                remarks.append("transformers cannot express the tokenizer of the run; send the ids of its tokens")
-            else:
-                tokenizer.save_pretrained(partial)
-        remarks.append(_begin_of_texts(fixed, tokenizer is not None))
+            write_merged_model(fixed, partial)
+        pieces = run.tokenizer if to == "merged" and isinstance(run.tokenizer, BpeTokenizer) else None
+        if pieces is not None:
+            pieces.to_transformers(fixed.vocabulary_size, fixed.start_id).save_pretrained(partial)
+        elif to == "merged":
+            remarks.append("only a tokenizer of pieces of words is exported; send the ids of the tokens")
+        remarks.append(_begin_of_texts(fixed, pieces is not None))
         if fixed.backbone.options.is_frozen_in_bfloat16:
-            remarks.append(ROUNDED if to == "merged" else OTHER_BASES)
-        if has_mixture(run):
+            remarks.append(BFLOAT16)
+        if run.has_mixture:
             remarks.append("the exported model is the neural model, without the mixture with n-gram counts")
         files.write(partial / "README.md", _render_card(fixed, to, context or {}, remarks))
     for remark in remarks:
         LOG.info("%s", remark)
-
-
-def _with_storable_biases(fixed: FixedContext, to: str, table: Any) -> tuple[FixedContext, list[str]]:
-    """Return the context with biases that the format can store, and remarks about the others.
-
-    Raises:
-        UserError: The format cannot store a change, and there is no `table` to approximate it and measure the effect.
-    """
-    run, shifts = fixed.run, fixed.conditions.shifts
-    is_low_rank = fixed.backbone.is_frozen and all(shift.scale is None for shift in shifts)
-    if to == "merged":
-        has_map_biases, has_output_bias = merged_model.find_biases_without_place(fixed)
-    else:
-        lora_files.check_run(fixed, is_gguf=to == "gguf-lora")
-        has_map_biases, has_output_bias = any(shift.bias is not None for shift in shifts), fixed.changes_output_bias
-    names = ["its maps"] * has_map_biases + ["the output layer"] * has_output_bias
-    if not names:
-        return fixed, [] if table is None else [f"approximate: not needed, because {to} stores all changes exactly"]
-    if to == "lora" and table is None:
-        return fixed, []
-    if table is None:
-        raise UserError(
-            f"{run.folder}: {to} cannot store the changes of the biases of {' and '.join(names)}"
-            + ("; lora for PEFT can" if is_low_rank else ""),
-            (("approximate", "TABLE"),),
-            "to leave out or approximate them and report the effect on the perplexity of the texts in TABLE",
-        )
-    texts = run.prepare(table, optional=tuple(variable.name for variable in run.schema.variables))
-    storable = fixed.without_map_biases() if has_map_biases else fixed
-    if has_output_bias and to == "merged":
-        fitted_texts, texts = texts.split(HELD_OUT_SHARE, seed=0)
-        storable = storable.with_output_bias_in_matrix(fitted_texts)
-    elif has_output_bias:
-        storable = storable.without_output_bias()
-    before, after = fixed.perplexity(texts), storable.perplexity(texts)
-    change = f"perplexity {after:.2f} instead of {before:.2f} ({after / before - 1:+.1%})"
-    return storable, [f"without exact changes of the biases of {' and '.join(names)}: {change}"]
 
 
 @contextmanager
@@ -149,8 +140,9 @@ def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
         if has_tokenizer:
             return "the tokenizer puts the start token before each text"
         return f"put the token {start} (id {fixed.start_id}) before each text, as in training"
-    ids = [fixed.start_id, *fixed.name_ids, fixed.start_id]
-    if has_tokenizer and fixed.has_exact_names:
+    ids, tokenizer = [fixed.start_id, *fixed.name_ids, fixed.start_id], fixed.run.tokenizer
+    has_exact_names = tokenizer.encode(tokenizer.split(fixed.names)) == [*fixed.name_ids]  # long names are cut
+    if has_tokenizer and has_exact_names:
         call = f"call the tokenizer with two texts, {names} and the text; it puts the start token before both"
         return f"{call}; to generate a text from its beginning, begin with the tokens {ids}"
     return f"put the tokens {ids} before each text, as in training: {start}, {names} and {start}"
@@ -158,7 +150,7 @@ def _begin_of_texts(fixed: FixedContext, has_tokenizer: bool) -> str:
 
 def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], remarks: list[str]) -> str:
     """Return a model card, which names the run, the context and what a reader must know."""
-    values = ", ".join(_describe_value(fixed.run, column, context[column]) for column in context)
+    values = ", ".join(f"{column} {value}" for column, value in context.items())
     base = "" if to == "merged" else f"base_model: {json.dumps(fixed.backbone.options.base)}\n"
     lines = [
         f"---\nlibrary_name: {LIBRARIES[to]}\n{base}---\n# {escape_markdown(fixed.run.folder.name)}",
@@ -168,10 +160,249 @@ def _render_card(fixed: FixedContext, to: str, context: Mapping[str, Any], remar
     return "\n\n".join(lines) + "\n"
 
 
-def _describe_value(run: Run, column: str, value: Any) -> str:
-    """Return a column with its value, and whether training saw the value."""
-    if is_missing(value):
-        return f"{column} without a value"
-    values = next((variable.values for variable in run.schema.categories if variable.source_column == column), None)
-    is_new = values is not None and category_name_or_none(value) not in values[1:]
-    return f"{column} {value}" + (" (never seen in training)" if is_new else "")
+def architecture(fixed: FixedContext, **settings: Any) -> Any:
+    """Return the model of `transformers` that a run adapts, on the meta device; `settings` change its config."""
+    library, config = transformers(), copy.deepcopy(fixed.backbone.base.config)
+    if settings and config.get_text_config(decoder=True) is not config:
+        raise UserError(f"{fixed.run.folder}: merged expects a base that reads only texts; use lora")
+    for name, value in settings.items():
+        setattr(config, name, value)
+    if hasattr(config, "quantization_config"):  # of a base in GGUF, whose weights have become floats
+        del config.quantization_config
+    with quiet(), torch.device("meta"):
+        model = library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model.config.architectures = [type(model).__name__]
+    return model
+
+
+def path_of(model: nn.Module, module: nn.Module) -> str:
+    """Return the path of a module of a model."""
+    return str(next(path for path, other in model.named_modules() if other is module))
+
+
+def has_bias(module: nn.Module) -> bool:
+    """Return whether a linear map has a bias."""
+    return getattr(module, "bias", None) is not None
+
+
+def with_storable_biases(fixed: FixedContext, table: Any) -> tuple[FixedContext, list[str]]:
+    """Return the context with an output bias that the architecture can store, and a remark about an approximation."""
+    model, run = merged_architecture(fixed), fixed.run
+    for projection, shift in fixed.maps():
+        if shift.bias is not None and not has_bias(model.get_submodule(projection.path)):
+            problem = f"the map {projection.path} of the architecture has no bias, which concat changes"
+            raise UserError(f"{run.folder}: merged cannot store the run: {problem}; use lora, or train without concat")
+    if not fixed.changes_output_bias or has_bias(model.get_output_embeddings()):
+        return fixed, []
+    if table is None:
+        raise UserError(
+            f"{run.folder}: merged cannot store the change of the bias of the output layer",
+            (("approximate", "TABLE"),),
+            "to approximate it and report the effect on the perplexity of the texts in TABLE",
+        )
+    texts = run.prepare(table, optional=tuple(variable.name for variable in run.schema.variables))
+    fitted_texts, held_out = texts.split(HELD_OUT_SHARE, seed=0)
+    storable = fixed.with_output_bias_in_matrix(fitted_texts)
+    before, after = fixed.perplexity(held_out), storable.perplexity(held_out)
+    change = f"perplexity {after:.2f} instead of {before:.2f} ({after / before - 1:+.1%})"
+    return storable, [f"with an approximation of the bias of the output layer: {change}"]
+
+
+def write_merged_model(fixed: FixedContext, folder: Path) -> None:
+    """Write the model of a run in one context, which has a place for all biases, and compare it with the run."""
+    model = merged_architecture(fixed)
+    model.config.save_pretrained(folder)
+    tensors = save(_tensors(fixed, model), {"format": "pt"})
+    files.write(folder / "model.safetensors", tensors)
+    _compare_with_run(fixed, folder)
+
+
+def merged_architecture(fixed: FixedContext) -> Any:
+    """Return the architecture of the merged model, whose maps have a bias if the context changes one."""
+    settings: dict[str, Any] = {
+        "vocab_size": fixed.vocabulary_size,
+        "bos_token_id": fixed.start_id,
+        "eos_token_id": fixed.run.model.specials.end,
+        "pad_token_id": None,
+        "tie_word_embeddings": fixed.output_matrix.data_ptr() == fixed.run.model.embedding.data_ptr(),
+        "dtype": fixed.backbone.maps.projections[0].weight.dtype,
+    }
+    if any(shift.bias is not None for _, shift in fixed.maps()):
+        settings |= {name: True for name in BIAS_SETTINGS if hasattr(fixed.backbone.base.config, name)}
+    return architecture(fixed, **settings)
+
+
+def _tensors(fixed: FixedContext, model: Any) -> dict[str, Tensor]:
+    """Return the weights of the merged model by name, in the number type of its config."""
+    size, names = fixed.vocabulary_size, set(model.state_dict())
+    inputs, outputs = (path_of(model, layer) for layer in (model.get_input_embeddings(), model.get_output_embeddings()))
+    tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in fixed.backbone.base.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().float() for name, tensor in tensors.items() if name in names}
+    for projection, shift in fixed.maps():
+        path, matrix = projection.path, projection.matrix().detach().float()
+        if (factors := shift.low_rank_factors()) is not None:
+            matrix = matrix + factors[0].float() @ factors[1].float()
+        if shift.scale is not None:
+            matrix = matrix * shift.scale[0].float()
+        # `nn.Linear` stores a matrix as (O, D), and GPT-2's Conv1D as (D, O).
+        layer = model.get_submodule(path)
+        tensors[f"{path}.weight"] = (matrix.T if isinstance(layer, nn.Linear) else matrix).cpu()
+        if has_bias(layer):
+            bias = projection.shifted_bias(shift)
+            tensors[f"{path}.bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias.detach().flatten()
+    tensors[f"{inputs}.weight"] = fixed.run.model.embedding.detach()[:size].cpu()
+    if has_bias(model.get_output_embeddings()):
+        tensors[f"{outputs}.bias"] = fixed.output_bias[:size].cpu()
+    if not model.config.tie_word_embeddings:
+        tensors[f"{outputs}.weight"] = fixed.output_matrix[:size].float().cpu()
+    return {name: tensor.to(model.config.dtype).cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
+    """Raise `UserError` unless the model in `folder` gives the probabilities of the run for a random text."""
+    library, run = transformers(), fixed.run
+    size, start = fixed.vocabulary_size, fixed.start_id
+    random = torch.randint(size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
+    tokens = torch.cat([random.new_tensor([start]), random])[None]
+    names = tokens.new_tensor([[start, *fixed.name_ids] if fixed.name_ids else []])
+    where = f"{run.folder}: the architecture {fixed.backbone.base.config.model_type} cannot be merged"
+    try:
+        with quiet():
+            model = library.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # architectures refuse weights with errors of many kinds
+        raise UserError(f"{where} ({first_line(error)})") from None
+    with torch.no_grad():
+        logits = model.eval()(input_ids=torch.cat([names, tokens], dim=1)).logits[0, names.shape[1] :].float()
+        expected = fixed.log_probabilities(fixed.vectors(tokens.to(run.device))[0])[:, :size].cpu()
+    if start != run.model.specials.end:
+        for scores in (logits, expected):
+            scores[:, start] = -torch.inf  # the start token is never predicted
+    difference = float((logits.softmax(-1) - expected.softmax(-1)).abs().max())
+    if not difference <= MAX_DIFFERENCE:
+        raise UserError(f"{where}: its probabilities differ by {difference:.2g} from those of the run")
+
+
+class LowRankChange(NamedTuple):
+    """The change of the map at a path of the model: A (R, D), B (O, R), and the change of the bias (O,), or None."""
+
+    path: str
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None
+
+
+def low_rank_changes(fixed: FixedContext, model: Any) -> list[LowRankChange]:
+    """Return the change of each map, and of the output layer if its bias changes.
+
+    The matrices are zeros where only a bias changes. Tokens that only the output layer of the base has, such as padding
+    of its table, get the bias `NEVER`.
+    """
+    changes = []
+    for projection, shift in fixed.maps():
+        weight, (inputs, outputs) = projection.weight, projection.matrix().shape
+        factors = shift.low_rank_factors() or (weight.new_zeros(inputs, 1), weight.new_zeros(1, outputs))
+        bias = None if shift.bias is None else shift.bias[0]
+        changes.append(LowRankChange(projection.path, factors[0].T, factors[1].T, bias))
+    if fixed.changes_output_bias:
+        layer = model.get_output_embeddings()
+        size, width = layer.weight.shape
+        change = fixed.output_change.float()[:size]
+        bias = torch.cat([change, change.new_full((size - len(change),), NEVER)])
+        matrices = change.new_zeros(1, width), change.new_zeros(size, 1)
+        changes.append(LowRankChange(path_of(model, layer), *matrices, bias))
+    return changes
+
+
+def write_peft(fixed: FixedContext, folder: Path) -> None:
+    """Write a LoRA in the format of the library PEFT to `folder`; it has biases only if the context changes biases."""
+    model = architecture(fixed)
+    changes = low_rank_changes(fixed, model)
+    rank = changes[0].a.shape[0]
+    has_biases = any(change.bias is not None for change in changes)
+    tensors: dict[str, Tensor] = {}
+    for change in changes:
+        name = f"base_model.model.{change.path}"
+        tensors |= {f"{name}.lora_A.weight": change.a, f"{name}.lora_B.weight": change.b}
+        if has_biases:
+            tensors[f"{name}.lora_B.bias"] = change.b.new_zeros(len(change.b)) if change.bias is None else change.bias
+    ranks = {change.path: change.a.shape[0] for change in changes if change.a.shape[0] != rank}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": fixed.backbone.options.base,
+        "r": rank,
+        "lora_alpha": rank,
+        "rank_pattern": ranks,
+        "alpha_pattern": ranks,
+        "lora_dropout": 0.0,
+        "lora_bias": has_biases,
+        "bias": "none",
+        "fan_in_fan_out": not isinstance(model.get_submodule(changes[0].path), nn.Linear),
+        "target_modules": sorted({change.path.rpartition(".")[2] for change in changes}),
+        "inference_mode": True,
+    }
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    files.write(folder / "adapter_model.safetensors", save(cpu_tensors, {"format": "pt"}))
+    files.write_json(folder / "adapter_config.json", config)
+
+
+def write_gguf(fixed: FixedContext, folder: Path) -> None:
+    """Write the low-rank changes of matrices as the LoRA of llama.cpp, `adapter.gguf`, to `folder`."""
+    try:
+        import gguf
+    except ImportError:
+        raise missing_package_error("gguf-lora", "gguf", "transformers") from None
+    model = architecture(fixed)
+    config, changes = model.config, low_rank_changes(fixed, model)
+    gguf_name, is_reordered = GGUF_ARCHITECTURES[config.model_type]
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == gguf_name)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", None)}
+    writer = gguf.GGUFWriter(folder / GGUF_FILE, gguf_name)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(changes[0].a.shape[0]))
+    for change in changes:
+        name, last_name = names.get_name(change.path), change.path.rpartition(".")[2]
+        if name is None:
+            raise UserError(f"gguf-lora: the map {change.path} has no name in GGUF files; use lora or merged")
+        a, b = (tensor.detach().float().cpu().numpy() for tensor in (change.a, change.b))
+        if is_reordered and last_name in heads:
+            b = interleave_halves(b, heads[last_name] or config.num_attention_heads)
+        writer.add_tensor(f"{name}.weight.lora_a", np.ascontiguousarray(a))
+        writer.add_tensor(f"{name}.weight.lora_b", np.ascontiguousarray(b))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
+    """Raise `UserError` unless a LoRA of the base can store the changes; `is_gguf`: a LoRA of llama.cpp."""
+    where, config = fixed.run.folder, fixed.backbone.base.config.get_text_config(decoder=True)
+    if not fixed.backbone.is_frozen:
+        raise UserError(f"{where}: a LoRA needs a frozen pretrained base, but training changed all weights; use merged")
+    if any(shift.scale is not None for _, shift in fixed.maps()):
+        raise UserError(f"{where}: a LoRA cannot store the adapter scale, whose change has no low rank; use merged")
+    if fixed.run.model.specials.end >= fixed.run.tokenizer.known_count:
+        raise UserError(f"{where}: its base has no end token, so a LoRA cannot end a text; use merged")
+    has_experts = any(name.endswith(f".{EXPERTS}") for name, _ in fixed.backbone.base.named_parameters())
+    names = {projection.path.rpartition(".")[2] for projection, _ in fixed.maps()}
+    if has_experts and (ambiguous := sorted(names & EXPERT_MAPS)):
+        problem = f"PEFT takes {', '.join(ambiguous)} for experts, because the base has experts"
+        raise UserError(f"{where}: {problem}; use merged, or train with --target-modules without these maps")
+    if is_gguf and (fixed.changes_output_bias or any(shift.bias is not None for _, shift in fixed.maps())):
+        problem = "gguf-lora cannot store biases, which concat and the softmax bias change"
+        raise UserError(f"{where}: {problem}; use lora or merged, or train without them")
+    if is_gguf and config.model_type not in GGUF_ARCHITECTURES:
+        known = ", ".join(GGUF_ARCHITECTURES)
+        raise UserError(f"gguf-lora: expected a base of the architecture {known}, got {config.model_type}; use merged")
+
+
+def interleave_halves(rows: Any, heads: int) -> Any:
+    """Return the `rows` of a query or key map in the order of llama.cpp.
+
+    `transformers` rotates row i of the first half of each head with row i of the second half, llama.cpp adjacent rows.
+    """
+    halves = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)

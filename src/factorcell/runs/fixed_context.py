@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from factorcell.adapters.adapted_linear import UNCHANGED
 from factorcell.adapters.adapters import Shift
-from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.nn.backbones.adapted_modules import Projection
 from factorcell.nn.backbones.backbone import BackboneState
@@ -38,35 +38,20 @@ RIDGE = 0.01  # penalty on u, as a share of the mean square of the numbers in th
 
 @dataclass(frozen=True)
 class FixedContext:
-    """A run in one context.
-
-    Attributes:
-        run: The run.
-        conditions: The conditions of the Transformer, without o.
-        start: The state of the Transformer before a text.
-        output_matrix: M (V, H); the table of the run itself if it has no P.
-        output_bias: t (V,); that of the start token, which never follows a token, is `NEVER`.
-        base_output_bias: t0 (V,), the bias of the output layer of the base; zeros if it has none.
-        names: The names that the run reads before each text, between two start tokens; empty if it reads none.
-        name_ids: The tokens of the names.
-    """
+    """A run in one context."""
 
     run: Run
-    conditions: TransformerConditions
-    start: BackboneState
-    output_matrix: Tensor
-    output_bias: Tensor
-    base_output_bias: Tensor
-    names: str = ""
-    name_ids: tuple[int, ...] = ()
+    conditions: TransformerConditions  # of the Transformer, without o
+    start: BackboneState  # of the Transformer before a text
+    output_matrix: Tensor  # M (V, H); the table of the run itself if it has no P
+    output_bias: Tensor  # t (V,); that of the start token, which never follows a token, is `NEVER`
+    base_output_bias: Tensor  # t0 (V,), the bias of the output layer of the base; zeros if it has none
+    names: str = ""  # the names that the run reads before each text, between two start tokens
+    name_ids: tuple[int, ...] = ()  # the tokens of the names
 
     @classmethod
     def of(cls, run: Run, context: Mapping[str, Any], unknown: str) -> "FixedContext":
-        """Compute what the `context`, a value for each column, determines in `run`.
-
-        Raises:
-            UserError: The context is not valid, or the run reads vectors or tokens before the text.
-        """
+        """Compute what the `context`, a value for each column, determines; raise a `UserError` if it is not valid."""
         backbone, head = run.model.backbone, run.model.head
         if not isinstance(backbone, HuggingFaceBackbone):
             kind = run.config.backbone.kind
@@ -112,38 +97,18 @@ class FixedContext:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of tokens of the exported model.
+        """The number of tokens of the exported model, without those that the run has added to a frozen base.
 
-        A frozen base needs no tokens that the run has added, because their embeddings are those of its end token, and
-        the start token is the only one that a text contains.
+        Their embeddings are those of the end token of the base, and a text contains only the start token of them.
         """
-        size, base_size = self.run.model.vocabulary_size, self.base_vocabulary_size
+        size, base_size = self.run.model.vocabulary_size, self.run.tokenizer.known_count
         return min(size, base_size) if self.backbone.is_frozen and self.run.model.specials.end < base_size else size
 
     @property
-    def base_vocabulary_size(self) -> int:
-        """The number of tokens that the base knows."""
-        return self.run.tokenizer.known_count
-
-    @property
     def start_id(self) -> int:
-        """The token of the exported model that must precede each text.
-
-        A start token that the run has added has the embedding of the end token of a frozen base.
-        """
+        """The token that must precede each text of the exported model: that of the base, which may be its end token."""
         specials = self.run.model.specials
         return specials.start if specials.start < self.vocabulary_size else specials.end
-
-    @property
-    def has_exact_names(self) -> bool:
-        """Whether the tokens of the text of the names are those of the names, of which long ones are cut."""
-        tokenizer = self.run.tokenizer
-        return tokenizer.encode(tokenizer.split(self.names)) == [*self.name_ids]
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether M is the table of token embeddings."""
-        return self.output_matrix.data_ptr() == self.run.model.embedding.data_ptr()
 
     @property
     def output_change(self) -> Tensor:
@@ -162,15 +127,6 @@ class FixedContext:
         projections = self.backbone.maps.projections
         return list(zip(projections, self.conditions.shifts or [UNCHANGED] * len(projections), strict=True))
 
-    def without_map_biases(self) -> "FixedContext":
-        """Return this context with the biases that the maps of the base have."""
-        shifts = tuple(replace(shift, bias=None) for shift in self.conditions.shifts)
-        return replace(self, conditions=replace(self.conditions, shifts=shifts))
-
-    def without_output_bias(self) -> "FixedContext":
-        """Return this context with the output bias of the base."""
-        return replace(self, output_bias=self.base_output_bias)
-
     def with_output_bias_in_matrix(self, texts: Corpus) -> "FixedContext":
         """Return this context with M' instead of M, and the output bias of the base; u is fitted to `texts`."""
         size = self.output_matrix.shape[1]
@@ -188,7 +144,8 @@ class FixedContext:
         change[start] = change.min()  # NEVER would magnify the error of the approximation
         # A constant added to all logits changes no probability; this one makes the changes of frequent tokens small.
         change -= self.output_bias.softmax(0) @ change
-        return replace(self.without_output_bias(), output_matrix=self.output_matrix + change[:, None] * direction)
+        matrix = self.output_matrix + change[:, None] * direction
+        return replace(self, output_bias=self.base_output_bias, output_matrix=matrix)
 
     def vectors(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return the vectors (B, T, H) after the `tokens` (B, T), read in this context."""
@@ -201,18 +158,13 @@ class FixedContext:
         """Return the log probabilities (N, V) of the next token after vectors (N, H)."""
         return F.log_softmax(torch.addmm(self.output_bias, vectors, self.output_matrix.T), dim=-1)
 
-    def nats(self, batch: Batch) -> float:
-        """Return the sum of the nats of all targets of `batch`, read in this context."""
-        mask = batch.mask()
-        vectors, targets = self.vectors(batch.tokens[:, :-1], batch.lengths)[mask], batch.tokens[:, 1:][mask]
-        parts = zip(torch.split(vectors, VECTORS_AT_ONCE), torch.split(targets, VECTORS_AT_ONCE), strict=True)
-        return -sum(
-            float(self.log_probabilities(part).gather(1, part_targets[:, None]).double().sum())
-            for part, part_targets in parts
-        )
-
     def perplexity(self, texts: Corpus) -> float:
         """Return the perplexity per token of `texts`, all read in this context."""
+        nats = 0.0
         with self.run.scoring():
-            total = sum(self.nats(batch) for batch in self.run.batches(texts))
-        return float(np.exp(total / max(1, texts.target_count)))
+            for batch in self.run.batches(texts):
+                mask = batch.mask()
+                vectors, targets = self.vectors(batch.tokens[:, :-1], batch.lengths)[mask], batch.tokens[:, 1:][mask]
+                for part, ids in zip(*(torch.split(part, VECTORS_AT_ONCE) for part in (vectors, targets)), strict=True):
+                    nats -= float(self.log_probabilities(part).gather(1, ids[:, None]).double().sum())
+        return float(np.exp(nats / max(1, texts.target_count)))

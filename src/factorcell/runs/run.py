@@ -1,9 +1,6 @@
-"""The run folder: one trained model with everything that it needs to read new texts (docs/formats.md).
+"""The run folder: one trained model with everything that it needs to read new texts (docs/formats.md)."""
 
-digests.json lists the SHA-256 digests of the files that determine results: opening a run with an altered file raises an
-error.
-"""
-
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,23 +25,20 @@ from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock
 from factorcell.io.lazy import LazyMethod
 from factorcell.io.progress import progress_bar
+from factorcell.ngram.mixture import FILE as MIXTURE_FILE
 from factorcell.ngram.mixture import Mixture, Predictor, open_mixture
 from factorcell.nn import sizes
 from factorcell.nn.devices import AUTO, FLOAT32, find_device, find_precision
 from factorcell.nn.kernels import library
 from factorcell.nn.language_model import LanguageModel, find_names, with_identified_base
 from factorcell.nn.scoring import TextModel, check_lengths, put_batch, score_rows
-from factorcell.runs import training_state
 
+LOG = "log.jsonl"
+WEIGHTS = "weights.safetensors"
+FACTS = "training.json"  # written at the end of a training
+CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
-FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the checksum of its weights
-
-# Files with digests in digests.json, in addition to those of the tokenizer: they determine results and, unlike files of
-# tensors, do not contain a checksum.
-MANIFEST_FILES = (
-    *("config.json", "schema.json", "training.json"),
-    *("popularity.jsonl", "completion.json", "mixture.json"),
-)
+FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the SHA-256 of its weights
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
 TEXT_HASHES = "text_hashes.safetensors"  # of training texts, to find them in tables that are evaluated
@@ -73,21 +67,10 @@ class Run(TextModel):
         mixture: The mixture of `model` with n-gram models; None if training saved none.
         precision: The precision of products in scoring, "float32" or "bfloat16".
         fingerprint: Bytes that identify the weights; empty until the weights are loaded.
-        was_training: Whether the training was running when the files of the run were read; they have changed since.
     """
 
     def __init__(self, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> None:
-        """Create an untrained model in memory, with random weights from the seed in the config.
-
-        Args:
-            folder: The folder of the run.
-            config: All options of the run.
-            tokenizer: A trained tokenizer.
-            schema: The context variables.
-
-        Raises:
-            UserError: The model does not fit into memory.
-        """
+        """Create an untrained model with random weights; raise a `UserError` if it does not fit into memory."""
         self.folder, self.config, self.tokenizer, self.schema = Path(folder), config, tokenizer, schema
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # does not seed the generators of GPUs
@@ -97,7 +80,6 @@ class Run(TextModel):
         self.model.eval()
         self.mixture: Mixture | None = None
         self.precision, self.fingerprint = FLOAT32, b""
-        self.was_training = False
 
     def __repr__(self) -> str:
         size = self.model.parameter_count()
@@ -107,12 +89,6 @@ class Run(TextModel):
     @classmethod
     def create(cls, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> "Run":
         """Create a folder with an untrained model.
-
-        Args:
-            folder: A folder that does not exist or is empty.
-            config: All options of the run.
-            tokenizer: A trained tokenizer.
-            schema: The context variables.
 
         Raises:
             UserError: The folder is not empty, there is nothing to train, or training does not fit into memory.
@@ -124,7 +100,6 @@ class Run(TextModel):
             raise UserError(f"model: {problem}; set --shared-rank, --adapt or --train-base")
         files.create_new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
-        files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
         tokenizer.save(folder)
@@ -153,17 +128,15 @@ class Run(TextModel):
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
         folder = Path(folder)
-        was_training = trained and bool(lock.is_locked(folder))
         if trained:
-            training_state.check_weights(folder)
+            check_weights(folder)
         config = read_config(folder)
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
-            sizes.check_header(folder / training_state.WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
+            sizes.check_header(folder / WEIGHTS, sizes.tensor_shapes(config, len(tokenizer), schema))
         check_choice("precision", precision, PRECISIONS)
         run = cls(folder, config, tokenizer, schema)
         run.model.to(find_device(device, config.backbone))
-        run.was_training = was_training
         run.precision = find_precision(precision, run.device, config.backbone)
         if trained:
             run.load_weights()
@@ -174,6 +147,11 @@ class Run(TextModel):
     def predictor(self) -> Predictor:
         """The mixture that predicts the tokens of texts, or the neural model if there is no mixture."""
         return self.model if self.mixture is None else self.mixture
+
+    @property
+    def has_mixture(self) -> bool:
+        """Whether the folder has a mixture, with which the run predicts unless it is opened without it."""
+        return (self.folder / MIXTURE_FILE).is_file()
 
     @property
     def reads_context(self) -> bool:
@@ -189,10 +167,11 @@ class Run(TextModel):
         """Load the best weights from the folder and disable gradients of the model.
 
         Raises:
-            UserError: The weights are missing or damaged.
+            UserError: The weights are missing or damaged, or the schema or the vocabulary was altered.
         """
-        path = self.folder / training_state.WEIGHTS
-        tensors, _, checksum = files.load_with_checksum(path)
+        path = self.folder / WEIGHTS
+        tensors, facts = files.load_tensors(path)
+        files.check_digests(self.folder, facts.get("digests", {}))
         for name, tensor in tensors.items():
             if not tensor.sum().isfinite():
                 raise UserError(f"{path}: {name} contains NaN or infinity; train the run again")
@@ -200,11 +179,13 @@ class Run(TextModel):
             for name, tensor in self.model.saved_tensors().items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
-        self.fingerprint = checksum[:FINGERPRINT_BYTES]
+        with path.open("rb") as file:
+            self.fingerprint = hashlib.file_digest(file, "sha256").digest()[:FINGERPRINT_BYTES]
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Write the weights of the model and `facts` about them to the folder."""
-        files.save_tensors(self.folder / training_state.WEIGHTS, self.model.saved_tensors(), facts)
+        facts = {**facts, "digests": files.digests(self.folder, ("schema.json", *self.tokenizer.FILES))}
+        files.save_tensors(self.folder / WEIGHTS, self.model.saved_tensors(), facts)
 
     def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
         """Write how often each token was a target of training (V,)."""
@@ -212,11 +193,12 @@ class Run(TextModel):
 
     def unigram_counts(self) -> Tensor:
         """Read how often each token was a target of training (V,), as 64-bit integers."""
-        counts = self._load_tensor(UNIGRAMS, "counts")
-        if counts is None:
-            raise UserError(f"{self.folder / UNIGRAMS}: there is no such file; training writes it at its end")
+        path = self.folder / UNIGRAMS
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file; training writes it at its end")
+        counts = _load_integers(path, "counts")
         if counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
-            raise UserError(f"{self.folder / UNIGRAMS}: expected a count for each token")
+            raise UserError(f"{path}: expected a count for each token")
         return counts
 
     def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
@@ -226,18 +208,8 @@ class Run(TextModel):
 
     def text_hashes(self) -> NDArray[np.uint64] | None:
         """Read the hashes of training texts from the folder; None without such a file."""
-        hashes = self._load_tensor(TEXT_HASHES, "hashes")
-        return None if hashes is None else hashes.numpy().view(np.uint64)
-
-    def _load_tensor(self, file_name: str, name: str) -> Tensor | None:
-        """Read a vector of 64-bit integers from a file of the folder; None without such a file."""
-        path = self.folder / file_name
-        if not path.exists():
-            return None
-        tensor = files.load_tensors(path)[0].get(name)
-        if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1:
-            raise UserError(f"{path}: expected 64-bit {name}")
-        return tensor
+        path = self.folder / TEXT_HASHES
+        return _load_integers(path, "hashes").numpy().view(np.uint64) if path.exists() else None
 
     def set_steps(self, steps: int, epochs: float) -> None:
         """Change the number of steps and of passes in the config, in memory and in the folder."""
@@ -247,7 +219,7 @@ class Run(TextModel):
     @property
     def log_path(self) -> Path:
         """The path of the training log, a file with a JSON object per line."""
-        return self.folder / training_state.LOG
+        return self.folder / LOG
 
     def log(self) -> list[dict[str, Any]]:
         """Read the rows of the training log."""
@@ -321,10 +293,10 @@ class Run(TextModel):
         Raises:
             UserError: The source cannot be read, a value is unknown, or a text is longer than the backbone can read.
         """
-        default = "error" if isinstance(context, Mapping) else "group"
-        policy = default if unknown is None else unknown
+        if unknown is None:
+            unknown = "error" if isinstance(context, Mapping) else "group"
         try:
-            corpus = self.prepare(source, context=context, unknown=policy, truncate=False)
+            corpus = self.prepare(source, context=context, unknown=unknown, truncate=False)
         except EmptyTableError:
             return ResultRows()
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
@@ -337,6 +309,13 @@ class Run(TextModel):
     _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 
 
+def _load_integers(path: Path, name: str) -> Tensor:
+    tensor = files.load_tensors(path)[0].get(name)
+    if tensor is None or tensor.dtype != torch.int64 or tensor.dim() != 1:
+        raise UserError(f"{path}: expected 64-bit {name}")
+    return tensor
+
+
 def read_config(folder: Path) -> Config:
     """Read the config of the run in `folder`; raise a `UserError` if it is not a run folder, or has a newer format."""
     path = folder / input_files.CONFIG
@@ -347,7 +326,7 @@ def read_config(folder: Path) -> Config:
 
 def training_facts(folder: Path) -> dict[str, Any]:
     """Read the facts about the training of the run in `folder`; return an empty mapping if training has not ended."""
-    path = folder / training_state.FACTS
+    path = folder / FACTS
     facts = files.read_json(path) if path.exists() else {}
     if not isinstance(facts, dict):
         raise UserError(f"{path}: damaged (expected an object, got {type(facts).__name__})")
@@ -369,3 +348,37 @@ def training_table(run: Run) -> Path | None:
     recorded_path = training_facts(run.folder).get("path")
     path = run.folder / recorded_path if isinstance(recorded_path, str) else None
     return path.resolve() if path is not None and path.exists() else None
+
+
+def check_weights(folder: Path) -> None:
+    """Raise a `UserError` if a training has begun in `folder` but has not saved weights."""
+    if (folder / WEIGHTS).exists() or (folder / FACTS).exists():
+        return
+    if lock.is_locked(folder):
+        problem = f"{describe_running(folder)} and has no weights before its first evaluation"
+        raise UserError(f"{folder}: {problem}; try again later")
+    if (folder / LOG).exists() or (folder / CHECKPOINT).exists():
+        problem = "training stopped before its first evaluation"
+        raise UserError(f"{folder}: {problem}; run the training command again with --resume")
+
+
+def describe_running(folder: Path) -> str:
+    """Return a clause that the training in `folder` is running, with its step if the log has a row."""
+    return f"its training is running{_last_step(folder)}"
+
+
+def describe_unfinished(folder: Path) -> str | None:
+    """Return a clause about a training that is running or that stopped before its last step; None if it has ended."""
+    if lock.is_locked(folder):
+        return describe_running(folder)
+    last_step = _last_step(folder)
+    if not last_step or (folder / FACTS).exists():
+        return None
+    return f"its training stopped{last_step}"
+
+
+def _last_step(folder: Path) -> str:
+    """Return the last step in a log and the number of steps of the training; empty if the log does not say them."""
+    row: files.Row = next(reversed(files.read_rows(folder / LOG)), {})
+    step, steps = row.get("step"), row.get("steps")
+    return f" (step {step:,} of {steps:,})" if isinstance(step, int) and isinstance(steps, int) else ""

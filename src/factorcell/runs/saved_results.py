@@ -56,11 +56,6 @@ def append(folder: Path, row: Mapping[str, Any]) -> None:
     files.append_row(folder / FILE, row)
 
 
-def clear(folder: Path) -> None:
-    """Delete the results saved in a folder, because a resumed training changes the weights that they are about."""
-    (folder / FILE).unlink(missing_ok=True)
-
-
 def gain_title(key: str, baseline: str | None = None) -> str:
     """Return the name of a difference from its key and the name of the baseline."""
     return {

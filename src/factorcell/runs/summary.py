@@ -1,31 +1,89 @@
-"""Facts about a training, each with a label: `train` shows them as one block, and a notebook as a table.
+"""Facts about a run: `train` logs them as a block, a notebook shows them as a table, and the model card as a list.
 
-The results come from the folder of a run, so that a training that is resumed at its end shows them again.
+The card has names of files and folders but no paths, and no ids of users, so that it can be published.
 """
 
 import calendar
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from datetime import date, timedelta
+from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 
+from factorcell.adapters.adapters import find_adapter, weight_adapters
 from factorcell.bootstrap import Interval
-from factorcell.data.columns.schema import MISSING
+from factorcell.config import INPUT_ADAPTERS, Config, HuggingFaceOptions
+from factorcell.data.columns.schema import MISSING, ContextSchema, Variable
+from factorcell.data.columns.values import TIME_KINDS
 from factorcell.data.corpus import Corpus
+from factorcell.io import files
 from factorcell.io.findings import Fact
-from factorcell.io.output import format_number
-from factorcell.runs.model_card import mixture_perplexity
+from factorcell.io.output import escape_hidden, format_number
+from factorcell.io.pretrained import HUB_NAME
+from factorcell.runs import saved_results
 from factorcell.runs.run import Run, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, gain_title
-from factorcell.runs.used_options import used_options
 
-SIZES = ("base", "architecture", "hidden_size", "rank")  # options that are shown with the size of a model
+SIZES = ("base", "architecture", "hidden_size", "rank", "shared_rank")  # options shown with the size of a model
+# Characters with a meaning in Markdown.
+MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
+# Beginnings of lists and links. `escape_markdown` escapes the last character of a match.
+LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
+CARD = "README.md"
+TAGS = ("language-model", "context")
 
 
-def data_facts(corpus: Corpus, dev: Corpus) -> Iterator[Fact]:
-    """Yield the sizes of the tables and of the vocabulary."""
+def used_options(names: Iterable[str], config: Config, schema: ContextSchema) -> list[str]:
+    """Return those of the options `names` that a model with this config and these context variables uses."""
+    unused = unused_options(config, schema)
+    return [name for name in names if name not in unused]
+
+
+def unused_options(config: Config, schema: ContextSchema) -> set[str]:
+    """Return the options that a model with this config and these variables does not use."""
+    model, adapters = config.model, weight_adapters(config.model)
+    # Biases of the kinds one_hot, sparse and hash read values, those of low_rank_each the embeddings of variables.
+    embedded = schema.embedded.variables
+    has_context = bool(embedded)
+    has_vector = has_context and bool(adapters or "low_rank" in model.output_bias)
+    has_embedded_variables = len(schema.numbers) < len(embedded)  # numbers have no embeddings of their own
+    is_used = {
+        "adapt": has_context,
+        "output_bias": has_context,
+        "rank": has_vector and any(find_adapter(name).needs_rank for name in adapters),
+        "context_size": has_vector,
+        "variable_size": has_embedded_variables and (has_vector or "low_rank_each" in model.output_bias),
+        "dropout_context": bool(schema.categories)
+        and bool(adapters or model.output_bias or {*INPUT_ADAPTERS} & {*model.adapt}),
+        "samples": config.training.samples > 0,
+    }
+    unused = {name for name, value in is_used.items() if not value}
+    backbone, of_frozen_bases = config.backbone, {"shared_rank"}
+    if not isinstance(backbone, HuggingFaceOptions):
+        return unused
+    unused.add("embedding_size")
+    if not backbone.is_pretrained:
+        return unused | {"train_base"} | of_frozen_bases
+    return unused | {"layers", "hidden_size"} | (of_frozen_bases if backbone.train_base else set())
+
+
+def public_config(config: Config) -> Config:
+    """Return a config whose base is not the path of a file or folder, which is private; the hub has public names."""
+    base = getattr(config.backbone, "base", "")
+    if not base or HUB_NAME.fullmatch(base):
+        return config
+    return replace(config, backbone=replace(config.backbone, base=PurePath(base).name))  # type: ignore[call-arg]
+
+
+def data_facts(corpus: Corpus, dev: Corpus, held_out: int) -> Iterator[Fact]:
+    """Yield the sizes of the tables and of the vocabulary; `dev` has some of `held_out` development texts."""
     unit = corpus.tokenizer.unit
-    yield "texts", f"{len(corpus):,} ({corpus.target_count:,} {unit}s), {len(dev):,} for development"
+    dev_count = f"{len(dev):,}" + (f" of {held_out:,}" if len(dev) < held_out else "")
+    yield "texts", f"{len(corpus):,} ({corpus.target_count:,} {unit}s), {dev_count} for development"
     yield "vocabulary", f"{len(corpus.tokenizer):,} {unit}s"
 
 
@@ -78,7 +136,8 @@ def model_facts(run: Run) -> Iterator[Fact]:
     model, backbone = run.model, run.config.backbone
     details = [run.config.model_name if model.is_adapted else "unadapted (reads no columns)"]
     sizes = used_options(SIZES, run.config, run.schema)
-    details += [run.config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, None)]
+    config = public_config(run.config)
+    details += [config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, None)]
     details += ["frozen base in bfloat16"] if getattr(backbone, "is_frozen_in_bfloat16", False) else []
     yield "model", ", ".join([*details, model.describe_size()])
     if model.names is not None:
@@ -93,6 +152,12 @@ def steps_fact(run: Run) -> Fact:
     if last["step"] < last["steps"]:
         text += f"; stopped early: no lower perplexity in the last {run.config.training.patience} evaluations"
     return "training", text
+
+
+def mixture_perplexity(run: Run) -> float | None:
+    """Return the development perplexity of the mixture of a run, by cross-validation; None if it has no mixture."""
+    perplexities = training_facts(run.folder).get("ngram", {}).get("perplexity", {})
+    return perplexities.get("mixture") if run.has_mixture else None
 
 
 def result_facts(run: Run) -> Iterator[Fact]:
@@ -127,3 +192,73 @@ def result_facts(run: Run) -> Iterator[Fact]:
         yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({sources}){gain_over_model}"
         if row["perplexity_change"] is not None:
             yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"
+
+
+def write_card(run: Run) -> None:
+    """Write the model card of a finished training, with metadata that the hub of Hugging Face reads."""
+    lines = ["library_name: factorcell", "pipeline_tag: text-generation", f"tags: {json.dumps(TAGS)}"]
+    backbone = run.config.backbone
+    if isinstance(backbone, HuggingFaceOptions) and HUB_NAME.fullmatch(backbone.base):
+        lines.append(f"base_model: {json.dumps(backbone.base)}")
+    files.write(run.folder / CARD, "\n".join(["---", *lines, "---", "", render_card(run)]))
+
+
+def render_card(run: Run) -> str:
+    """Return the model card as Markdown, without its metadata."""
+    facts = [f"- {label}: {escape_markdown(text)}" for label, text in _card_facts(run)]
+    results = saved_results.measurements(saved_results.read(run.folder))
+    rows = [f"| {escape_markdown(row.table)} | {escape_markdown(row.measure)} | {row.value} |" for row in results]
+    parts = [
+        f"# {escape_markdown(run.folder.resolve().name)}",
+        "\n".join(facts),
+        "## Results",
+        "\n".join(["| table | measure | value |", "|---|---|---|", *rows]),
+        "## Use",
+        _usage_example(run),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _card_facts(run: Run) -> list[tuple[str, str]]:
+    facts, unit, config = training_facts(run.folder), run.tokenizer.unit, public_config(run.config)
+    rows = []
+    if facts:
+        rows.append(("texts", f"{facts['texts']:,} ({facts['targets']:,} {unit}s) from {facts['source']}"))
+    rows += [("vocabulary", f"{len(run.tokenizer):,} {unit}s"), *model_facts(run)]
+    options = [name for name, value in asdict(config.backbone).items() if value and name != "kind"]
+    used = used_options(options, config, run.schema)
+    rows.append(("backbone", f"{config.backbone.kind}, {config.format_options(used)}"))
+    if finetuned := facts.get("finetuned"):
+        rows.append(("fine-tuned from", PurePath(finetuned["from"]).name))
+    if automatic := facts.get("chosen"):
+        rows.append(("chosen automatically", config.format_options(automatic)))
+    return [*rows, *([steps_fact(run)] if run.log() else []), *result_facts(run)]
+
+
+def _usage_example(run: Run) -> str:
+    # The columns that an example leaves out get their expected values; the card does not name a user.
+    columns = [variable for variable in run.schema.variables if variable.source_column != run.config.data.user]
+    context = {variable.source_column: _example_value(variable) for variable in columns if not variable.is_all_rare}
+    arguments = f"['...'], context={context!r}" if context else "['...']"
+    source = f"from factorcell import Run\n\nRun.open({run.folder.resolve().name!r}).score({arguments})"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", source)), default=0))
+    return f"{fence}python\n{source}\n{fence}"
+
+
+def escape_markdown(value: object) -> str:
+    """Escape a text from a table so that Markdown shows it literally, without markup, HTML or links."""
+    text = MARKDOWN_CHARACTERS.sub(r"\\\g<0>", escape_hidden(str(value)).strip())
+    text = LISTS_AND_LINKS.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], text)
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _example_value(variable: Variable) -> Any:
+    if variable.kind == "vector":
+        return [round(mean, 3) for mean in variable.means]
+    if variable.kind == "text":
+        return variable.values[0]
+    if variable.kind == "prompt":
+        return "..."
+    if variable.kind in TIME_KINDS:
+        return "2026-11-21T15:55"
+    return variable.values[1] if variable.values[1:] else float(f"{variable.mean:.4g}")

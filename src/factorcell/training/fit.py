@@ -1,4 +1,4 @@
-"""One training from a table to a run folder: read the table, train, and complete the folder."""
+"""A training or fine-tuning from a table to a run folder: read the table, train, and complete the folder."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +8,23 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack
 
+import torch
+
 from factorcell.completion.blend import save_settings
 from factorcell.completion.online import distinguishes_users, user_variable
 from factorcell.completion.replay import Stream, read_streams
 from factorcell.completion.texts import is_valid_text
 from factorcell.completion.tuning import fit_settings
-from factorcell.config import Config, HuggingFaceOptions, Options, PretrainedTokenizerOptions, options_by_section
+from factorcell.config import (
+    Config,
+    HuggingFaceOptions,
+    Options,
+    PretrainedTokenizerOptions,
+    TrainingConfig,
+    TrainingOptions,
+    option_fields,
+    options_by_section,
+)
 from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
@@ -27,21 +38,22 @@ from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
+from factorcell.nn.devices import AUTO
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options import limits
-from factorcell.options.limits import PRESETS
-from factorcell.runs import model_card, saved_results, summary
+from factorcell.options.limits import PRESETS, SMALL_DATA_DEFAULTS, check_unknown
+from factorcell.runs import saved_results, summary
 from factorcell.runs.run import Run, initial_files, relative_path, training_facts
 from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN
-from factorcell.runs.used_options import used_options
-from factorcell.training.loop import train
 from factorcell.training.mixture import fit_mixture, limit_targets
-from factorcell.training.proximal import sparse_bias_of
+from factorcell.training.proximal import ALL, StartingPoint, select_parts, sparse_bias_of
 from factorcell.training.rules import (
     COUNTED_TARGETS_PER_MINUTE,
+    MIN_FINETUNING_STEPS,
     TARGETS_PER_MINUTE,
     Budget,
     SpecifiedOptions,
+    batch_tokens,
     classifier_cost,
     completion_effort,
     plan,
@@ -49,6 +61,7 @@ from factorcell.training.rules import (
     unspecified_options,
 )
 from factorcell.training.schedule import TimeLimit
+from factorcell.training.trainer import train
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 MIN_USERS = 20  # with fewer users, single texts are held out instead of all texts of some users
@@ -106,8 +119,7 @@ def train_run(
 ) -> Run:
     """Train a run on a table, as `fit` does, from a `Config` or from a mapping of some options by section.
 
-    With `compare_ngram`, the run is compared with an n-gram model of the same texts, even if the option `ngram_mixture`
-    is false.
+    With `compare_ngram`, the run is compared with an n-gram model, even if the option `ngram_mixture` is false.
     """
     start, folder = perf_counter(), Path(folder)
     [minutes], preset = limits.check(minutes=budget.get("minutes")), budget.get("preset")
@@ -122,16 +134,16 @@ def train_run(
         if run:
             prepare_to_resume(run, with_identified_base(reading_config), corpus)
             if not training_facts(folder):
-                saved_results.clear(folder)
+                (folder / saved_results.FILE).unlink(missing_ok=True)  # of weights that change
         else:
             run_config = plan(specified, corpus, held_out, minutes, preset)
             run = Run.create(folder, run_config, corpus.tokenizer, corpus.schema)
         max_dev_targets = run.config.training.max_dev_targets
         dev_corpus = limit_targets(held_out, max_dev_targets) if max_dev_targets else held_out
-        table = source if dev is None else dev
-        streams = completion_streams(run, table, held_out)  # before the training, as they may have errors
-        limit = TimeLimit.of_command(minutes, start)
-        train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen)
+        # Before the training, as the texts of users may have errors:
+        streams = completion_streams(run, source if dev is None else dev, held_out)
+        limit, count = TimeLimit.of_command(minutes, start), len(held_out)
+        train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen, held_out=count)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
         facts = {"ngram": ngram, **save_other_models(run, corpus, held_out, streams, minutes)}
@@ -142,20 +154,94 @@ def train_run(
     return run
 
 
+def finetune(
+    run: Run | str | Path,
+    source: Any,
+    *,
+    out: str | Path,
+    dev: Any = None,
+    parts: Sequence[str] = (ALL,),
+    l1: float = 0.0,
+    unknown: str = "group",
+    resume: bool = False,
+    **options: Unpack[TrainingOptions],
+) -> Run:
+    """Fine-tune a run: train some of its parts further on another table.
+
+    Args:
+        run: The run to start from, or its folder; it is not changed.
+        source: The training table.
+        out: The run folder to write.
+        dev: The development table; if None, 5 % of the training rows are held out.
+        parts: The parts to train: "embedding", "context", "backbone", "output_bias", "projection", or "all".
+        l1: The penalty on the distance of a weight from its starting value, in nats per unit of distance.
+        unknown: The policy for values that training never saw: "group", "expected" or "error".
+        resume: Whether to resume a stopped fine-tuning in `out`.
+        **options: Options of the section `training`, such as `epochs`. The other options have the values in
+            `limits.SMALL_DATA_DEFAULTS`; options that are not in it have those of `run`.
+
+    Returns:
+        The new run with its best weights.
+
+    Raises:
+        UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
+            finite.
+    """
+    base_run = run if isinstance(run, Run) else Run.open(run)
+    folder, base_config = Path(out), base_run.config
+    [l1] = limits.check(l1=l1)
+    check_unknown(unknown)
+    starting_values = {name: tensor.detach().cpu().clone() for name, tensor in base_run.model.saved_tensors().items()}
+    start = StartingPoint(starting_values, select_parts(base_run.model, parts), l1)
+    for name in options:
+        check_choice("option of fine-tuning", name, [field.name for field in option_fields(TrainingConfig)])
+    with locked_run_folder(folder, resume) as should_resume:
+        # The training of `base_run` may have computed on a device that this machine lacks.
+        training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, **options})
+        corpus = base_run.prepare(source, unknown=unknown)
+        if dev is None:
+            corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, training.seed)
+        else:
+            dev_corpus = base_run.prepare(dev, unknown=unknown)
+        if "batch_tokens" not in options:
+            epochs = SMALL_DATA_DEFAULTS["epochs"]
+            tokens_per_batch = batch_tokens(corpus.target_count, epochs, MIN_FINETUNING_STEPS, training.batch_tokens)
+            training = replace(training, batch_tokens=tokens_per_batch)
+        config = replace(base_config, training=training)
+        if should_resume:
+            tuned = Run.open(folder, trained=False)
+            prepare_to_resume(tuned, config, corpus)
+            _check_start(folder, start)
+        else:
+            tuned = Run.create(folder, config, corpus.tokenizer, corpus.schema)
+            start.write(folder)
+        train_and_log(tuned, corpus, dev_corpus, resume=should_resume)
+        facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
+        streams = completion_streams(tuned, source if dev is None else dev, dev_corpus)
+        other_facts = save_other_models(tuned, corpus, dev_corpus, streams)
+        write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
+    return tuned
+
+
+def _check_start(folder: Path, start: StartingPoint) -> None:
+    """Raise a `UserError` if the stopped fine-tuning in `folder` had other starting weights, parts or penalty."""
+    saved = StartingPoint.read(folder)
+    if saved is None:
+        raise UserError(f"{folder}: cannot resume; expected a fine-tuning, got a training; choose another folder")
+    check_equal_options(folder, {"parts": saved.parts, "l1": saved.l1}, {"parts": start.parts, "l1": start.l1})
+    if not all(torch.equal(value, start.values[name]) for name, value in saved.values.items()):
+        raise UserError(f"{folder}: cannot resume with other starting weights; choose another folder")
+
+
 @contextmanager
 def locked_run_folder(folder: Path, resume: bool) -> Iterator[bool]:
-    """Lock `folder` for one training, and yield whether to resume the run in it.
-
-    A new run replaces the initial files of a training (`initial_files`). If the folder contains other files, and there
-    is no run or `resume` is false, a `UserError` is raised.
-    """
+    """Lock `folder` for one training, and yield whether to resume the run in it; a new run replaces `initial_files`."""
 
     def can_resume() -> bool:
-        if files.is_new(folder, initial_files()):
-            return False
-        if resume and (folder / "config.json").exists():
+        if resume and (folder / "config.json").exists() and not files.is_new(folder, initial_files()):
             return True
-        raise files.folder_exists_error(folder, resumable=True)
+        files.check_new(folder, initial_files(), resumable=True)
+        return False
 
     can_resume()  # an unusable folder is not locked
     with lock.training_lock(folder):
@@ -173,12 +259,13 @@ def train_and_log(
     resume: bool,
     limit: TimeLimit | None = None,
     chosen: Sequence[str] = (),
+    held_out: int = 0,
 ) -> None:
-    """Train a run to its end, within the time limit; log the data, the model, its `chosen` options and the training."""
+    """Train a run and log facts about it; `dev` has some of `held_out` development texts."""
     LOG.info("%s", run.folder)
     columns = summary.column_facts(corpus, run.config.data.user)
-    log_facts(*summary.data_facts(corpus, dev), *columns, *summary.model_facts(run))
-    if used := used_options(chosen, run.config, run.schema):
+    log_facts(*summary.data_facts(corpus, dev, held_out), *columns, *summary.model_facts(run))
+    if used := summary.used_options(chosen, run.config, run.schema):
         log_facts(("options", run.config.format_options(used)), level=logging.DEBUG)
     report(*table_findings(corpus, dev))
     show()
@@ -190,10 +277,9 @@ def train_and_log(
 
 
 def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) -> files.Row | None:
-    """Compare a trained run with n-gram counts of its texts; return a row for training.json.
+    """Compare a trained run with n-gram counts of its texts, if requested; return a row for training.json.
 
-    If the option `ngram_mixture` is set, the mixture is saved if it is significantly better on the development texts.
-    Without this option and `compare_ngram`, nothing is compared.
+    With the option `ngram_mixture`, the mixture is saved if it is significantly better on the development texts.
     """
     is_requested = run.config.training.ngram_mixture
     if not (is_requested or compare_ngram):
@@ -214,10 +300,7 @@ def check_tokenizer(config: Config) -> None:
 
 
 def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]:
-    """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts.
-
-    If the model will complete what users type, these are all texts of some users, as new users will use it.
-    """
+    """Read training and development texts; if `dev` is None, hold out `HELD_OUT_SHARE` of the training texts."""
     if isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained:
         check_tokenizer(config)
         pretrained.download_if_missing(config.backbone.base)
@@ -230,7 +313,7 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
 
 
 def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
-    """Split off development texts: of some users if the corpus has texts of many that can be completed, or any."""
+    """Split off development texts: all texts of some users if the model will complete texts of new users, or any."""
     seed = config.training.seed
     if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
         return corpus.split_users(HELD_OUT_SHARE, seed, config.data.user)
@@ -257,10 +340,8 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
 def save_other_models(
     run: Run, corpus: Corpus, held_out: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
 ) -> files.Row:
-    """Fit what a run has next to its language model; return entries for training.json.
+    """Fit priors, linear baselines and the settings of completion; return entries for training.json.
 
-    These are the conditional priors and the linear baselines of its columns. A run whose texts can be completed and
-    have users gets counts of popular texts, and the settings with which it completes and learns texts of users.
     The cost fits the `minutes` of the training; by default, these are estimated from its steps.
     """
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
@@ -278,16 +359,15 @@ def save_other_models(
 def write_training_facts(
     run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
 ) -> None:
-    """Write the files that complete the folder of a trained run, such as training.json, and log its results.
+    """Write training.json with further `facts` and the other files that complete a run, and log its results.
 
-    `facts` are further entries of training.json, and `chosen` are the names of the options that were chosen
-    automatically; the run may not use all of them.
+    `chosen` are the options that were chosen automatically; the run may not use all of them.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
     if path := relative_path(source, run.folder):
         row["path"] = path
-    if used := used_options(chosen, run.config, run.schema):
+    if used := summary.used_options(chosen, run.config, run.schema):
         row["chosen"] = used
     row |= {name: value for name, value in facts.items() if value}
     if bias := sparse_bias_of(run):
@@ -297,7 +377,7 @@ def write_training_facts(
     if not run.config.data.user:  # the hashes would show whether a person wrote a text
         run.save_text_hashes(text_hashes(corpus))
     _save_results(run, dev, row["context"] or {})
-    model_card.write(run)
+    summary.write_card(run)
     log_facts(*summary.result_facts(run))
 
 
@@ -306,7 +386,7 @@ def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
     shared = {**DEVELOPMENT_RESULT, "unit": run.tokenizer.unit, "texts": len(dev)}
     best = run.best_evaluation() or {}
     rows = [{**shared, **{name: best[name] for name in FIGURES if name in best}}]
-    if (mixed := model_card.mixture_perplexity(run)) is not None:
+    if (mixed := summary.mixture_perplexity(run)) is not None:
         rows.append({**shared, "predictor": "mixture", "perplexity": mixed})
     if not context.get("only_unknown_users"):
         rows[-1] |= {name: value for name, value in context.items() if name.startswith(UNKNOWN_CONTEXT_GAIN)}
@@ -315,21 +395,17 @@ def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
 
 
 def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
-    """Let `run`, a stopped training, compute on the device of `config`; raise a `UserError` if other options differ.
-
-    The vocabulary and the context variables of the training texts `corpus` must be those of the run, too.
-    """
-    new_options = config.to_dict()
-    for section, saved_options in run.config.to_dict().items():
-        for name, saved_value in saved_options.items():
-            new_value = new_options[section][name]
-            if new_value != saved_value and name not in ("threads", "device"):
-                raise not_resumable_error(run.folder, name, saved_value, new_value)
+    """Give a stopped training the device of `config`; raise a `UserError` if other options or the texts differ."""
+    for saved, values in zip(run.config.to_dict().values(), config.to_dict().values(), strict=True):
+        check_equal_options(run.folder, saved, values)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
     run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
 
 
-def not_resumable_error(folder: Path, name: str, expected: Any, value: Any) -> UserError:
-    """Return the error for resuming with an option that differs from that of the stopped training."""
-    return UserError(f"{folder}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")
+def check_equal_options(folder: Path, saved: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise a `UserError` if `options` with which work resumes differ from the `saved` ones."""
+    for name in {**saved, **options}:
+        expected, value = saved.get(name), options.get(name)
+        if value != expected and name.rpartition(".")[2] not in ("threads", "device"):
+            raise UserError(f"{folder}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")

@@ -13,24 +13,21 @@ several models on the value of a column.
 Shapes: N targets, M models, G groups of targets.
 """
 
-import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.config import Config, DataConfig
-from factorcell.data.columns.readers import CategoryReader
+from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
-from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
+from factorcell.evaluation.classification import category_variable
 from factorcell.evaluation.results import open_model
 from factorcell.io import files
 from factorcell.io.input_files import CONFIG
@@ -75,9 +72,9 @@ def fit_weights_by_group(nats: Floats, groups: Ids, group_count: int) -> Floats:
 
 
 def fit_weights(nats: Floats, prior: Floats | None = None) -> Floats:
-    """Return the weights (M,) that maximize the likelihood of targets with these nats (N, M).
+    """Return the weights (M,) that maximize the likelihood of targets with these nats (N, M); `prior` is (M,).
 
-    `prior` (M,) is the number of targets that are added for each model. Without targets and prior, weights are equal.
+    Without targets and prior, the weights are equal.
     """
     target_count, model_count = nats.shape
     prior = np.zeros(model_count) if prior is None else prior
@@ -100,21 +97,14 @@ def fit_weights(nats: Floats, prior: Floats | None = None) -> Floats:
     return normalized
 
 
-def fit_mixture(run: Run, corpus: Corpus, dev: Corpus, ngram: NGram | None = None) -> tuple[Mixture, files.Row]:
-    """Fit the mixture of a run with counts of its training texts `corpus`; nothing is saved.
+def fit_mixture(run: Run, corpus: Corpus, dev: Corpus) -> tuple[Mixture, files.Row]:
+    """Fit the mixture of a run with counts of its training texts `corpus`; also return the row for training.json.
 
     Cross-validation over two halves of the development texts chooses the components. The reported perplexity of the
-    mixture comes from it too, so no text is predicted with weights that were fitted on it. `ngram` is an n-gram model
-    of the training texts, if there is one already.
-
-    Returns:
-        The mixture, and a row for training.json: the names of the `components`; the `perplexity` of the development
-        texts in the `neural` model, the `ngram` model and the `mixture`; and the `gain` of the mixture over the neural
-        model, with its interval.
+    mixture comes from it too, so no text is predicted with weights that were fitted on it. Nothing is saved.
     """
     corpus, sample = limit_targets(corpus, MAX_COUNTED_TARGETS), limit_targets(dev, MAX_DEV_TARGETS)
-    if ngram is None:
-        ngram = NGram(run.folder, run.config, corpus.tokenizer, count_ngrams(corpus, default_order(corpus.tokenizer)))
+    ngram = NGram(run.folder, run.config, corpus.tokenizer, count_ngrams(corpus, default_order(corpus.tokenizer)))
     variable, orders = _best_value_counts(run, ngram, corpus, sample)
     counts = CountModels(ngram, variable, orders, [NGRAM, *([VALUE] if variable else []), CACHE])
     with run.scoring():
@@ -149,9 +139,8 @@ def limit_targets(corpus: Corpus, count: int) -> Corpus:
 def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> tuple[Variable | None, list[ValueOrder]]:
     """Count n-grams by the values of a category; return the column and the orders of its counts.
 
-    If there are several categories, it is the one with the fewest nats of development texts, for short n-grams that are
-    counted in a part of the training texts. The user column is left out: counts of one user would reproduce what this
-    user wrote. An unadapted run has no context, and therefore no counts by value.
+    It is the category with the fewest nats of development texts, for short n-grams that are counted in a part of the
+    training texts. Counts of one user would reproduce what this user wrote, so the user column is left out.
     """
     variables, user = run.schema.categories, run.config.data.user
     columns = [column for column, variable in enumerate(variables) if variable.source_column != user]
@@ -166,10 +155,7 @@ def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> t
 
 
 def _fit_shares(ngram: NGram, corpus: Corpus, dev: Corpus, column: int, highest: int) -> tuple[list[ValueOrder], float]:
-    """Count the n-grams of the orders up to `highest` by the values of a column, and fit s_n of each order.
-
-    Also return the nats of the development texts with the highest order.
-    """
+    """Count n-grams up to the order `highest` by the values of a column, and fit s_n; also return the nats of `dev`."""
     histories, grams = (
         [np.concatenate(ids) for ids in zip(*part, strict=True)] for part in zip(*ngram.blocks(dev), strict=True)
     )
@@ -208,35 +194,39 @@ def _choose_components(nats: Floats, groups: Ids, group_count: int, halves: Ids)
 
 
 class MixedModels:
-    """A linear mixture of models with the same vocabulary, which scores texts like a run.
-
-    A corpus has the column of `variable`, if any, and then the context columns of the distinct schemas of the models.
+    """A linear mixture of models with the same vocabulary and context columns, which scores texts like a run.
 
     Args:
         folder: The folder of the mixture.
-        models: The models.
-        variable: The context variable whose values have separate weights, or None.
-        weights: The weights (G, M), by default equal. Row 0 is for texts without a known value of the variable, and
-            each further row for one of its values.
+        models: The models. Those without context columns, such as n-gram models, may be mixed with the others.
+        by: A categorical context variable whose values have separate weights, or None.
+        weights: The weights (G, M), by default equal. With `by`, row 0 is for texts without a known value, and each
+            further row for one of the values.
+
+    Raises:
+        UserError: If the models have different vocabularies or context columns, or read texts as different tokens.
     """
 
     def __init__(
-        self, folder: Path, models: Sequence["Model"], variable: Variable | None = None, weights: Floats | None = None
+        self, folder: Path, models: Sequence["Model"], by: str | None = None, weights: Floats | None = None
     ) -> None:
-        self.folder, self.models, self.variable = folder, list(models), variable
-        self.config: Config = models[0].config
-        self.tokenizer: Tokenizer = models[0].tokenizer
+        self.folder, self.models, self.by = folder, list(models), by
+        reader: Model = next((model for model in models if model.schema.variables), models[0])
+        self._reader = reader
+        self.config: Config = reader.config
+        self.tokenizer: Tokenizer = reader.tokenizer
+        self.schema: ContextSchema = reader.schema
         for model in models:
+            where = f"{reader.folder} and {model.folder}: cannot mix models"
             if model.tokenizer.tokens != self.tokenizer.tokens:
-                raise UserError(f"{models[0].folder} and {model.folder}: cannot mix models with different vocabularies")
+                raise UserError(f"{where} with different vocabularies")
+            if _reading_options(model.config) != _reading_options(self.config):
+                raise UserError(f"{where} that read texts differently (tokenizer, text column or longest text)")
+            if model.schema.variables and model.schema != self.schema:
+                raise UserError(f"{where} with different context columns or values")
+        self.values = () if by is None else category_variable(self.schema, by).values[1:]
         self.precision: str = next((model.precision for model in models if not isinstance(model, NGram)), FLOAT32)
-        self.schemas = [ContextSchema(() if variable is None else (variable,))]  # and the distinct ones of the models
-        for model in models:
-            if model.schema not in self.schemas[1:]:
-                self.schemas.append(model.schema)
-        self.schema: ContextSchema = ContextSchema(tuple(part for schema in self.schemas for part in schema.variables))
-        group_count = 1 if variable is None else len(variable.values)
-        self.weights = np.full((group_count, len(models)), 1 / len(models)) if weights is None else weights
+        self.weights = np.full((1 + len(self.values), len(models)), 1 / len(models)) if weights is None else weights
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "MixedModels":
@@ -253,75 +243,22 @@ class MixedModels:
         folder = Path(folder)
         saved = files.read_versioned(folder / FILE, FORMAT, folder)
         try:
-            paths = [folder / path for path in saved["models"]]
-            by = None if saved["by"] is None else {**saved["by"], "kind": "category"}
-            variable = next(iter(ContextSchema.from_dict({"variables": [by] if by else []}).variables), None)
-            weights = read_weights(saved, 1 if variable is None else len(variable.values), len(paths))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / FILE}: not a mixture ({error})") from None
-        return cls(folder, [open_scorer(path, device=device, precision=precision) for path in paths], variable, weights)
+            models = [open_scorer(folder / path, device=device, precision=precision) for path in saved["models"]]
+            mixture = cls(folder, models, saved["by"])
+            mixture.weights = read_weights(saved, *mixture.weights.shape)
+        except (UserError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise UserError(f"{folder / FILE}: not a valid mixture ({error})") from None
+        return mixture
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
-        files.create_manifest(self.folder, (FILE,))
-        variable = self.variable
-        content = {
-            "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
-            "counts": None,
-            "by": variable and {"name": variable.name, "values": variable.values, "counts": variable.counts},
-            "weights": self.weights.tolist(),
-        }
+        paths = [os.path.relpath(model.folder, self.folder) for model in self.models]
+        content = {"models": paths, "counts": None, "by": self.by, "weights": self.weights.tolist()}
         files.write_versioned(self.folder / FILE, content, FORMAT)
 
     def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
-        """Read texts with every model, and combine the context columns of all models in one corpus.
-
-        Raises:
-            UserError: If the models read the texts as different tokens.
-        """
-        readings, corpora = list[Any](), list[Corpus]()
-        for model in self.models:
-            reading = model.config.data, model.config.tokenizer, model.schema
-            if reading in readings:  # models that read alike share one corpus
-                continue
-            readings.append(reading)
-            corpora.append(model.prepare(source, unknown=unknown))
-            if not np.array_equal(corpora[-1].tokens, corpora[0].tokens):
-                raise UserError(
-                    f"{self.models[0].folder} and {model.folder}: cannot mix models that read texts differently "
-                    "(tokenizer, lower case, punctuation or longest text)"
-                )
-        parts = [next(corpus for corpus in corpora if corpus.schema == schema) for schema in self.schemas[1:]]
-        categories = [part.categories for part in parts]
-        if self.variable is not None:
-            categories.insert(0, _read_values(source, self.variable)[1][:, None])
-        return replace(
-            corpora[0],
-            schema=self.schema,
-            categories=np.concatenate(categories, axis=1),
-            numbers=np.concatenate([part.numbers for part in parts], axis=1),
-            vectors=tuple(vectors for part in parts for vectors in part.vectors),
-            words=tuple(words for part in parts for words in part.words),
-            prompts=tuple(prompt for part in parts for prompt in part.prompts),
-        )
-
-    def _part(self, corpus: Corpus, schema: ContextSchema) -> Corpus:
-        """Return `corpus` with the columns of one of the schemas of the models."""
-        index = self.schemas.index(schema, 1)
-
-        def place(kind: str) -> slice:
-            begin, end = (sum(len(getattr(other, kind)) for other in self.schemas[:n]) for n in (index, index + 1))
-            return slice(begin, end)
-
-        return replace(
-            corpus,
-            schema=schema,
-            categories=corpus.categories[:, place("categories")],
-            numbers=corpus.numbers[:, place("numbers")],
-            vectors=corpus.vectors[place("vectors")],
-            words=corpus.words[place("texts")],
-            prompts=corpus.prompts[place("prompts")],
-        )
+        """Read texts from rows, a table or a file into the form that `nats` takes."""
+        return self._reader.prepare(source, unknown=unknown)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the nats of all targets of `corpus`, text after text."""
@@ -329,18 +266,18 @@ class MixedModels:
         return mixed_nats(nats, self.weights[groups]).astype(np.float32)
 
     def model_nats(self, corpus: Corpus) -> tuple[Floats, Ids]:
-        """Return the nats (N, M) of every target under each model, and the row of `weights` of each target (N,).
-
-        The nats are infinite where the weight of a model is 0.
-        """
+        """Return the nats (N, M) of all targets, infinite where a weight is 0, and the row of `weights` of each."""
         groups = np.zeros(len(corpus), np.int64)
-        if self.variable is not None:
-            groups = np.maximum(corpus.categories[:, 0].astype(np.int64), 0)
+        if self.by is not None:
+            column = self.schema.categories.index(self.schema.variable(self.by))
+            groups = np.maximum(corpus.categories[:, column].astype(np.int64), 0)
         nats = np.full((corpus.target_count, len(self.models)), np.inf)
         for index, model in enumerate(self.models):
             is_read = self.weights[groups, index] > 0
             if is_read.any():
-                part = self._part(corpus, model.schema).select(np.flatnonzero(is_read))
+                part = corpus.select(np.flatnonzero(is_read))
+                if model.schema != self.schema:
+                    part = part.without_context(model.schema)
                 nats[np.repeat(is_read, corpus.lengths), index] = model.nats(part).astype(np.float32)
         return nats, np.repeat(groups, corpus.lengths)
 
@@ -355,18 +292,9 @@ class MixedModels:
 Model = Run | NGram | MixedModels
 
 
-def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.int32]]:
-    """Read the column of `variable`; return the variable and the index of the value of each row.
-
-    If `variable` has no values yet, the returned variable has the values of the column.
-    """
-    table, rows = open_table(source), itertools.count(1)
-    reader = CategoryReader(Variable(variable.name, "category"), table)
-    for chunk in table.chunks([variable.name]):
-        values = chunk[variable.name]
-        reader.add(values, list(itertools.islice(rows, len(values))))
-    complete = variable if variable.values else reader.build_variable(DataConfig(min_context_count=1))
-    return complete, reader.encode(complete)
+def _reading_options(config: Config) -> tuple[Any, ...]:
+    """Return the options that determine, with the vocabulary, how a table becomes tokens."""
+    return config.tokenizer, config.data.text, config.data.max_tokens
 
 
 def mix(
@@ -382,46 +310,45 @@ def mix(
     """Fit a mixture to a table and save it.
 
     Args:
-        folders: The folders of the models: runs, n-gram models or mixtures that have the same vocabulary.
+        folders: The folders of the models: runs, n-gram models or mixtures with the same vocabulary. All that have
+            context columns have the same ones.
         dev: The table whose likelihood is maximized.
         folder: The folder of the mixture.
-        by: A column; each of its values has separate weights.
+        by: A categorical context column; each of its values has separate weights.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
         device: The device to compute on: "cpu", "cuda" or "auto".
         precision: The precision of matrix products: "float32", "bfloat16" or "auto".
 
     Returns:
-        The mixture, and result rows: one for all texts, and one for each value. A row has the `perplexity` of the
-        mixture, and lists with the weight (`weights`) and the perplexity (`alone`) of each model.
+        The mixture, and a row for all texts and for each value of the texts: the `perplexity` of the mixture, and the
+        weight (`weights`) and the perplexity (`alone`) of each model.
 
     Raises:
-        UserError: If the folder exists, a table is not valid, or the models have different vocabularies.
+        UserError: If the folder exists, a table is not valid, or the models cannot be mixed.
     """
     folder = Path(folder)
-    if not files.is_new(folder):
-        raise files.folder_exists_error(folder)
+    files.check_new(folder)
     if not folders:
         raise UserError("models: a mixture needs at least one model")
     check_unknown(unknown)
     models = [open_scorer(path, device=device, precision=precision) for path in folders]
-    variable = None if by is None else _read_values(dev, Variable(by, "category"))[0]
-    mixture = MixedModels(folder, models, variable)
+    mixture = MixedModels(folder, models, by)
     nats, groups = mixture.fit(mixture.prepare(dev, unknown=unknown))
     files.create_new_folder(folder)
     mixture.save()
     nats_of_mixture = mixed_nats(nats, mixture.weights[groups])
-    names = ["all texts", *([] if variable is None else variable.values[1:])]  # value 0 is the unknown value
     rows = []
-    for index, (name, weights) in enumerate(zip(names, mixture.weights, strict=True)):
+    for index, (name, weights) in enumerate(zip(("all texts", *mixture.values), mixture.weights, strict=True)):
         is_included = groups == index if index else np.ones(len(groups), dtype=bool)  # row 0 is for all texts
-        row = {
-            "value": name,
-            "targets": int(is_included.sum()),
-            "perplexity": float(np.exp(nats_of_mixture[is_included].mean())),
-            "alone": np.exp(nats[is_included].mean(axis=0)).tolist(),
-            "weights": weights.tolist(),
-        }
-        rows.append(row)
+        if is_included.any():
+            row = {
+                "value": name,
+                "targets": int(is_included.sum()),
+                "perplexity": float(np.exp(nats_of_mixture[is_included].mean())),
+                "alone": np.exp(nats[is_included].mean(axis=0)).tolist(),
+                "weights": weights.tolist(),
+            }
+            rows.append(row)
     return mixture, rows
 
 

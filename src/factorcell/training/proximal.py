@@ -2,16 +2,13 @@
 
     minimize  nats / targets + l1 sum |w - w0|          over the weights w of the trained parts, which start at w0
 
-A sparse softmax bias (thesis 2018, section A.1) has w0 = 0 and an l1 per variable. The prior on values (the option
-`value_prior`) adds l2 sum w^2 over the embeddings and the hashed biases of context values.
-
+A sparse softmax bias (thesis 2018, section A.1) has w0 = 0 and an l1 per variable.
 The l1 penalty has no gradient at w0. Therefore a proximal step with the step size of Adam follows each step of Adam:
 
     w <- w0 + soft(w - w0, l1 rate / (sqrt(v') + eps))        soft(d, s) = sign(d) max(|d| - s, 0)
-    w <- w0 + (w - w0) / (1 + 2 l2 rate / (sqrt(v') + eps))
 
 Here rate is the learning rate, v' Adam's mean of squared gradients of the weight, and eps Adam's small constant.
-With l1, a weight stays exactly at w0 unless the absolute value of Adam's mean of the weight's gradients exceeds l1.
+A weight stays exactly at w0 unless the absolute value of Adam's mean of the weight's gradients exceeds l1.
 F is the number of features (columns of a bias).
 """
 
@@ -62,51 +59,27 @@ def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
 
 
 class Penalty(NamedTuple):
-    """Penalties on the distance of a parameter from its `start` w0, which has the shape of the parameter.
+    """The penalty `l1` on the absolute distance of a parameter from its `start` w0, which has its shape.
 
-    `l1` is the penalty on absolute distances, in nats per unit of distance: a number, or one per column (F,). `l2` is
-    that on squared distances.
+    `l1` is in nats per unit of distance: a number, or one per column (F,).
     """
 
     start: Tensor
     l1: float | Tensor
-    l2: float = 0.0
-
-    @torch.no_grad()
-    def proximal_step(self, parameter: Tensor, step_sizes: Tensor) -> None:
-        """Take the proximal step of a parameter with Adam's step size of each weight; overwrite `step_sizes`."""
-        distance = parameter - self.start
-        divisor = 1 + 2 * self.l2 * step_sizes if self.l2 else None  # computed before `step_sizes` is overwritten
-        shrunk_distance = distance.abs().sub_(step_sizes.mul_(self.l1)).clamp_(min=0)
-        if divisor is not None:
-            shrunk_distance.div_(divisor)
-        is_moved = shrunk_distance > 0
-        parameter.copy_(torch.where(is_moved, self.start + shrunk_distance.copysign_(distance), self.start))
 
 
 def penalties(run: Run, start: "StartingPoint | None") -> dict[Tensor, Penalty]:
-    """Return the penalties of a run by parameter.
-
-    A fine-tuning with an l1 penalizes all parameters. Any other run has the prior on values and the l1 of a sparse
-    softmax bias, if these options are set.
-    """
-    model, training = run.model, run.config.training
+    """Return the penalties by parameter: of a fine-tuning with an l1 for all, of another run for a sparse bias."""
     if start and start.l1:
         return {
             parameter: Penalty(start.values[name].to(parameter.device), start.l1)
-            for name, parameter in model.own_parameters().items()
+            for name, parameter in run.model.own_parameters().items()
         }
-    tables: list[Tensor] = []
-    if training.value_prior:
-        hashed_bias = getattr(model.head, "hashed", None)
-        tables = [*(model.encoder.tables if model.encoder else ()), *([hashed_bias.weight] if hashed_bias else [])]
-    penalty_of = {table: Penalty(torch.zeros_like(table), 0.0, training.value_prior) for table in tables}
-    if sparse_bias := sparse_bias_of(run):
-        weight, names = sparse_bias.weight, [variable.name for variable in run.schema.categories]
-        l1 = sparse_bias.per_column(sparse_penalties(training.sparse_l1, names)).to(weight.device)
-        if bool(l1.any()):
-            penalty_of[weight] = Penalty(torch.zeros_like(weight), l1)
-    return {parameter: penalty for parameter, penalty in penalty_of.items() if parameter.requires_grad}
+    bias, names = sparse_bias_of(run), [variable.name for variable in run.schema.categories]
+    if bias is None or not bias.weight.requires_grad:
+        return {}
+    l1 = bias.per_column(sparse_penalties(run.config.training.sparse_l1, names)).to(bias.weight.device)
+    return {bias.weight: Penalty(torch.zeros_like(bias.weight), l1)} if bool(l1.any()) else {}
 
 
 def sparse_bias_of(run: Run) -> OneHotBias | None:
@@ -115,24 +88,25 @@ def sparse_bias_of(run: Run) -> OneHotBias | None:
     return cast(OneHotBias, adapters["sparse"]) if "sparse" in adapters else None
 
 
+@torch.no_grad()
 def take_proximal_steps(optimizer: Optimizer, penalties: Mapping[Tensor, Penalty]) -> None:
     """Take the proximal steps of all penalties, after a step of Adam."""
     for group in optimizer.param_groups if penalties else ():
         for parameter in group["params"]:
             if parameter in penalties and (state := optimizer.state.get(parameter)):
+                start, l1 = penalties[parameter]
                 _, beta2 = group["betas"]
                 correction = 1 - beta2 ** float(state["step"])
-                divisor = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"])
-                step_sizes = divisor.reciprocal_().mul_(group["lr"])
-                penalties[parameter].proximal_step(parameter, step_sizes)
+                step_sizes = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"]).reciprocal_()
+                step_sizes.mul_(group["lr"])
+                distance = parameter - start
+                shrunk_distance = distance.abs().sub_(step_sizes * l1).clamp_(min=0)
+                is_moved = shrunk_distance > 0
+                parameter.copy_(torch.where(is_moved, start + shrunk_distance.copysign_(distance), start))
 
 
 class StartingPoint(NamedTuple):
-    """The start of a fine-tuning.
-
-    `values` are the starting value w0 of each saved tensor by its name, `parts` the parts that are trained, and `l1` is
-    the penalty on the distance from w0, in nats per unit of distance.
-    """
+    """The start of a fine-tuning: w0 of each saved tensor, the trained parts, and the l1 penalty on all of these."""
 
     values: dict[str, Tensor]
     parts: tuple[str, ...]

@@ -125,8 +125,7 @@ def plan(
 ) -> Config:
     """Return all options of a training on `corpus`: the `specified` options, and those that the rules choose.
 
-    With `minutes`, `epochs` is the largest number of passes that the training makes. The default of `preset` is "good",
-    or "best" with `minutes`.
+    With `minutes`, `epochs` is the largest number of passes, and the default of `preset` is "best" instead of "good".
     """
     preset, config = preset or ("good" if minutes is None else "best"), Config.from_dict(specified)
     facts, training = TableFacts.of(corpus, dev, user=config.data.user), specified.get("training", {})
@@ -223,6 +222,10 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
         embedding_size, hidden_size = _look_up(targets_read, sizes)
         layer_norm = False
         optimizer_options = {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
+    # The time of evaluating a target relative to training on it: a sampled loss does not compute all logits.
+    relative_cost = 0.35 if facts.is_character_level else 0.5 + facts.vocabulary / 15_000
+    cost_per_evaluation = max(1.0, facts.dev_targets * relative_cost)  # in targets that training could read instead
+    evaluations = min(10, max(1, int(EVALUATION_SHARE * epochs * facts.targets / cost_per_evaluation)))
     return {
         **{"embedding_size": embedding_size, "hidden_size": hidden_size, "layer_norm": layer_norm, "epochs": epochs},
         "samples": 0 if facts.vocabulary <= MAX_EXACT_VOCABULARY else 1000,
@@ -230,7 +233,7 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
         **_context_options(facts, targets_read),
         **_dropout_options(facts, epochs),
         **optimizer_options,
-        **_evaluation_options(facts, epochs),
+        **{"evaluations": evaluations, "patience": 3 if evaluations >= 6 else 0},
     }
 
 
@@ -248,26 +251,16 @@ def _look_up(amount: float, values_by_limit: dict[float, Any]) -> Any:
 
 
 def _context_options(facts: TableFacts, targets_read: float) -> dict[str, Any]:
-    """Choose the context vector's size from the number of values, and rank and dropout from the texts per value.
-
-    A model of characters with users must adapt to users that training never saw: it needs a dropout that trains the
-    unknown user, from which they start.
-    """
-    if facts.learns_users:
+    """Choose the context vector's size from the number of values, and rank and dropout from the texts per value."""
+    if facts.learns_users:  # the context dropout trains the unknown user, from which new users start
         adapt, rank = _look_up(targets_read, USER_ADAPTERS)
         return {**USER_OPTIONS, "adapt": adapt, "rank": rank}
     # 0 values: no column is a category.
     size = _look_up(facts.max_values, {0: 16, 10: 8, 100: 16, math.inf: 24})
     has_few_texts = 0 < facts.texts_per_value < FEW_TEXTS
     rank, dropout = (4, 0.2) if has_few_texts else (12, 0.0)
-    return {
-        "adapt": ModelConfig.adapt,
-        "output_bias": ModelConfig.output_bias,
-        "context_size": size,
-        "variable_size": size,
-        "rank": rank,
-        "dropout_context": dropout,
-    }
+    sizes = {"context_size": size, "variable_size": size, "rank": rank, "dropout_context": dropout}
+    return {"adapt": ModelConfig.adapt, "output_bias": ModelConfig.output_bias, **sizes}
 
 
 def _dropout_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
@@ -279,19 +272,6 @@ def _dropout_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
         return {"dropout_recurrent": rate, "dropout_input": 0.0, "dropout_output": 0.0}
     rate = _look_up(epochs, {3: 0.0, 6: 0.1, math.inf: 0.3 if facts.targets < FEW_TARGETS else 0.2})
     return {"dropout_recurrent": rate, "dropout_input": rate, "dropout_output": round(1.5 * rate, 2)}
-
-
-def _evaluation_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
-    """Choose the patience and the number of evaluations, which may take `EVALUATION_SHARE` of the training time.
-
-    For characters, the evaluation of a target takes about a third of the time of training on it. For words, this share
-    grows with the vocabulary: an evaluation computes the logits of all tokens, but a sampled loss only a few of them.
-    """
-    relative_cost = 0.35 if facts.is_character_level else 0.5 + facts.vocabulary / 15_000
-    cost_per_evaluation = max(1.0, facts.dev_targets * relative_cost)  # in targets that training could read instead
-    affordable_count = EVALUATION_SHARE * epochs * facts.targets / cost_per_evaluation
-    count = min(10, max(1, int(affordable_count)))
-    return {"evaluations": count, "patience": 3 if count >= 6 else 0}
 
 
 def default_batch_tokens(facts: TableFacts) -> int:

@@ -26,14 +26,11 @@ MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get
 
 
 class TimeLimit(NamedTuple):
-    """The limit of the seconds from `start`, a time of `perf_counter`, to the end of the last step.
+    """The limit of the duration of a training."""
 
-    `reserve` is the seconds for the work after the steps on an idle machine.
-    """
-
-    seconds: float
-    start: float
-    reserve: float = 0.0
+    seconds: float  # from `start` to the end of the last step
+    start: float  # a time of `perf_counter`
+    reserve: float = 0.0  # seconds for the work after the steps on an idle machine
 
     @classmethod
     def of_command(cls, minutes: float | None, start: float) -> "TimeLimit | None":

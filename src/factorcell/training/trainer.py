@@ -1,4 +1,4 @@
-"""The trainer, which takes steps, evaluates the model, and writes the log and checkpoints.
+"""The training loop: the trainer takes steps, evaluates the model, and writes the log and checkpoints.
 
 The random numbers of a step depend only on the seed and the step, and the batches of an epoch only on the seed and the
 epoch. Therefore a checkpoint needs no random state, and a resumed training has bitwise the same result on one thread.
@@ -7,10 +7,9 @@ epoch. Therefore a checkpoint needs no random state, and a resumed training has 
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from time import perf_counter
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, replace
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -19,47 +18,40 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Adapter
-from factorcell.config import Config
 from factorcell.data.corpus import (
     Batch,
     Corpus,
-    extend_hashes,
     is_known_target,
     target_frequencies,
-    target_offsets,
 )
-from factorcell.data.counts import count_users
+from factorcell.data.counts import SharedTargets
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
 from factorcell.io import files, memory
-from factorcell.io.interrupts import Stop
+from factorcell.io.interrupts import Stop, Stopped
+from factorcell.io.progress import progress_bar
 from factorcell.nn import sizes
 from factorcell.nn.devices import find_device, find_precision
 from factorcell.nn.kernels import library
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output import Proposal, RowValues, SampledRows
-from factorcell.runs.run import Run
-from factorcell.runs.training_state import CHECKPOINT
+from factorcell.runs.run import CHECKPOINT, Run
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.schedule import Progress, TimeLimit, learning_rate, warmup_share
 
 FORMAT = 1  # version of checkpoints
+LOG_EVERY, SAVE_EVERY = 50, 500  # steps between rows of losses in the log, and between checkpoints
 TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to this norm
-# n of the n-grams that `min_users` users must have written: of words, and of characters, graphemes and pieces of words.
-WORD_ORDER, CHARACTER_ORDER = 2, 4
 
 Row = dict[str, Any]
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
-    """Pass all training targets, with the context values of their texts, to the head of the model.
-
-    A hashed softmax bias records in a filter which tokens occur with which values; other heads ignore the targets.
-    """
+    """Let a hashed softmax bias record which training targets occur with which context values."""
     for start in range(0, len(corpus), TEXTS_PER_PART):
         end = min(start + TEXTS_PER_PART, len(corpus))
         tokens = np.asarray(corpus.tokens[corpus.offsets[start] : corpus.offsets[end]], dtype=np.int64)
@@ -71,8 +63,7 @@ def observe(model: LanguageModel, corpus: Corpus) -> None:
 
 def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
     """Return perplexities and bits per byte of the development texts, and the contribution of each text to them."""
-    nats = run.nats(dev).astype(np.float64)
-    is_known = is_known_target(dev)
+    nats, is_known = run.nats(dev).astype(np.float64), is_known_target(dev)
     figures = text_figures.figures_from_nats(nats, dev)
     with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
         row = {
@@ -83,51 +74,6 @@ def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
     if bits_per_byte is not None and bits_per_byte.denominator[bits_per_byte.is_included].any():
         row["bits_per_byte"] = bits_per_byte.ratio
     return row, figures
-
-
-@dataclass(frozen=True)
-class SharedTargets:
-    """Which targets of a corpus are learned, because at least `min_users` users wrote their n-grams.
-
-    The n-gram is the target and the n - 1 tokens before it, or fewer at the start of a text. The model reads all texts,
-    but rare content (a password, a name) adds nothing to the loss.
-    """
-
-    is_learned: Tensor  # whether each target is learned, text after text (targets,)
-    starts: Tensor  # index of the first target of each text, followed by the number of targets (texts + 1,)
-
-    @classmethod
-    def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
-        """Find the targets whose n-gram at least `min_users` users wrote; texts without a user are not counted."""
-        is_word_level = not (corpus.tokenizer.is_character_level or corpus.tokenizer.is_subword)
-        order = WORD_ORDER if is_word_level else CHARACTER_ORDER
-        distinct_ngrams, ngram_of_target = np.unique(ngram_hashes(corpus, order), return_inverse=True)
-        user_of_target = np.repeat(corpus.users, corpus.lengths)
-        user_counts = count_users(ngram_of_target, user_of_target, len(distinct_ngrams))
-        is_learned = (user_counts >= config.training.min_users)[ngram_of_target]
-        return cls(torch.from_numpy(is_learned), torch.from_numpy(target_offsets(corpus)))
-
-    def mask(self, batch: Batch) -> Tensor:
-        """Return a mask (B, T) that is true at the learned targets of `batch`."""
-        positions = torch.arange(batch.tokens.shape[1] - 1)
-        first_targets = self.starts[batch.rows.cpu()]
-        # The index of each target in the corpus. Indices of padding are limited to the last target.
-        targets = (first_targets[:, None] + positions).clamp(max=len(self.is_learned) - 1)
-        return self.is_learned[targets].to(batch.tokens.device) & batch.mask()
-
-
-def ngram_hashes(corpus: Corpus, order: int) -> NDArray[np.uint64]:
-    """Return, for each target, a 64-bit hash of the n-gram that ends with it: up to `order` tokens of the same text."""
-    tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
-    positions = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
-    hashes = np.zeros(len(tokens), dtype=np.uint64)
-    for distance in range(order - 1, -1, -1):
-        # The token `distance` positions before each token, or 0 if that position is before the text.
-        previous = np.zeros_like(tokens)
-        earlier_tokens = tokens[: len(tokens) - distance]
-        previous[distance:] = np.where(positions[distance:] >= distance, earlier_tokens, 0)
-        hashes = extend_hashes(hashes, previous)
-    return hashes[positions > 0]
 
 
 class Trainer:
@@ -142,7 +88,7 @@ class Trainer:
         self.device = find_device(run.config.training.device, run.config.backbone)
         self.precision = find_precision(run.config.training.precision, self.device, run.config.backbone)
         run.model.to(self.device)
-        self.run, self.config = run, run.config.training
+        self.run, self.config, self.checkpoint = run, run.config.training, run.folder / CHECKPOINT
         self.corpus, self.dev = corpus, dev
         self.stop = Stop()
         # With the shorter warm-up, some trainings of a pretrained base diverge (docs/results/transformers.md).
@@ -158,7 +104,7 @@ class Trainer:
         steps = self.config.steps or max(1, round(self.config.epochs * self.steps_per_pass))
         max_seconds = math.inf if limit is None else limit.remaining_seconds(perf_counter())
         self.progress = Progress(steps, max_seconds, 0.0 if limit is None else limit.reserve)
-        self.shared_targets = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
+        self.shared_targets = SharedTargets.of(self.corpus, self.config.min_users) if self.config.min_users else None
         if self.starting_point:
             self.starting_point.apply_to(run.model)
         else:
@@ -199,6 +145,74 @@ class Trainer:
             {"params": dense_tables, "weight_decay": decay, "factor": self.config.token_rate},
         ]
 
+    def start_clocks(self) -> None:
+        """Start the progress bar, and the clocks up to which `progress.seconds` counts."""
+        total, step = self.progress.total_steps, self.progress.step
+        self.bar = progress_bar(desc="  training", unit="steps", total=total, initial=step)
+        self.clock, self.processor_clock = perf_counter(), thread_time()
+        # `progress.tokens` and `progress.seconds` after the last log row or evaluation in this process.
+        self.tokens_before, self.seconds_before = self.progress.tokens, self.progress.seconds
+
+    def rows(self) -> Iterator[Row]:
+        """Train to the end, and yield the rows of the log; raise `Stopped` after a stop request."""
+        patience = self.config.patience
+        yield from self._due_rows()
+        for batch in self.batches():
+            if patience and self.progress.evaluations_since_best >= patience:
+                break
+            self.step(batch)
+            self.count_seconds()
+            self.bar.total = self.progress.total_steps
+            self.bar.update()
+            yield from self._due_rows()
+        yield from self._due_rows()  # the time may have ended after the rows of the last step
+
+    def count_seconds(self) -> None:
+        """Add the seconds since the last call to the duration of the training."""
+        now, processor_now = perf_counter(), thread_time()
+        self.progress.count_seconds(now - self.clock, processor_now - self.processor_clock)
+        self.clock, self.processor_clock = now, processor_now
+
+    def _due_rows(self) -> Iterator[Row]:
+        """Yield the rows that are due at the current step, and save a checkpoint if it is due.
+
+        The progress, which a checkpoint stores, determines what is due: a training that was stopped between a step and
+        its evaluation begins with this evaluation when it resumes. A checkpoint is due after each evaluation, and after
+        every `SAVE_EVERY` steps.
+        """
+        if self.stop.is_requested:
+            raise Stopped
+        progress, evaluations = self.progress, self.config.evaluations
+        step, due_evaluations = progress.step, progress.events_due(evaluations)
+        # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
+        is_starting_point_due = self.starting_point is not None and not progress.rows
+        is_evaluation_due = due_evaluations > progress.evaluations if step else is_starting_point_due
+        has_new_losses = progress.tokens > progress.tokens_at_last_row
+        if has_new_losses and (step % LOG_EVERY == 0 or progress.share >= 1 or is_evaluation_due):
+            yield self._log_losses()
+        if is_evaluation_due:
+            row = self.evaluate()
+            self.count_seconds()
+            progress.evaluations = progress.events_due(evaluations)
+            self.seconds_before = progress.seconds
+            yield self.log(row)
+        if is_evaluation_due or (step > 0 and step % SAVE_EVERY == 0):
+            self.catch_up()
+            self.save()
+
+    def _log_losses(self) -> Row:
+        """Log the mean loss since the last row of losses, and the speed of the steps."""
+        progress = self.progress
+        tokens, seconds = progress.tokens - self.tokens_before, progress.seconds - self.seconds_before
+        # If this process has taken no steps since it resumed, the speed is that of the whole training.
+        speed = tokens / seconds if tokens else progress.tokens / progress.seconds
+        loss = progress.nats / (progress.tokens - progress.tokens_at_last_row)
+        progress.nats, progress.tokens_at_last_row = 0.0, progress.tokens
+        self.tokens_before, self.seconds_before = progress.tokens, progress.seconds
+        best = f"best perplexity {progress.best:.2f}, " if math.isfinite(progress.best) else ""
+        self.bar.set_postfix_str(f"{best}loss {loss:.3f}, {speed:,.0f} tokens/s")
+        return self.log({"split": "train", "loss": loss, "tokens_per_second": speed})
+
     def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
         """Return the rows of the texts of each batch of an epoch, in the order of the batches."""
         return self.corpus.batches(self.config.batch_tokens, self.config.seed, epoch)
@@ -228,7 +242,10 @@ class Trainer:
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         row_gradients = [[_gradient_or_zeros(values) for values in group_values] for group_values in row_values]
-        norm = self._clip([*self._gradients(), *itertools.chain.from_iterable(row_gradients)])
+        gradients = [*self._gradients(), *itertools.chain.from_iterable(row_gradients)]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if bool(norm > MAX_GRADIENT_NORM):
+            torch._foreach_mul_(gradients, float(MAX_GRADIENT_NORM / norm))
         if not bool(torch.isfinite(loss.detach() + norm)):
             if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
                 self.save()
@@ -236,8 +253,8 @@ class Trainer:
         self.progress.step += 1
         self.optimizer.step()
         rows_per_optimizer = sampled_rows.rows if sampled_rows else ()
-        for row_optimizer, rows, gradients in zip(self.row_optimizers, rows_per_optimizer, row_gradients, strict=True):
-            row_optimizer.step(self.config.token_rate * rate, rows, gradients)
+        for row_optimizer, rows, values in zip(self.row_optimizers, rows_per_optimizer, row_gradients, strict=True):
+            row_optimizer.step(self.config.token_rate * rate, rows, values)
         proximal.take_proximal_steps(self.optimizer, self.penalties)
         self.progress.tokens += target_count
         self.progress.nats += float(loss.detach()) * target_count
@@ -275,13 +292,6 @@ class Trainer:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
-    def _clip(self, gradients: list[Tensor]) -> Tensor:
-        """Scale the gradients down to the maximum norm; return their original norm."""
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if bool(norm > MAX_GRADIENT_NORM):
-            torch._foreach_mul_(gradients, float(MAX_GRADIENT_NORM / norm))
-        return norm
-
     def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
         """Return the error about a loss that is not finite; it lists the rows of the batch that cause it.
 
@@ -289,9 +299,9 @@ class Trainer:
         """
         rows = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
         rows = rows or [row for row in batch.rows.tolist() if not self._has_finite_gradient(row)]
-        row_numbers = sorted(row + 1 for row in rows or batch.rows.tolist())
-        noun = "row" if len(row_numbers) == 1 else "rows"
-        listing = ", ".join(map(str, row_numbers[:5])) + (", ..." if len(row_numbers) > 5 else "")
+        numbers = sorted(row + 1 for row in rows or batch.rows.tolist())
+        noun = "row" if len(numbers) == 1 else "rows"
+        listing = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
         return UserError(
             f"the loss is not finite at step {self.progress.step + 1}, {noun} {listing} of the training data; "
             f"the checkpoint before this step is in {self.run.folder} (try a lower learning rate)"
@@ -324,8 +334,8 @@ class Trainer:
     def log(self, row: Row) -> Row:
         """Add the current step, tokens and seconds to `row`, write it into the log, and return it."""
         progress = self.progress
-        counters = {"step": progress.step, "steps": progress.total_steps}
-        row = {**counters, "tokens": progress.tokens, "seconds": progress.seconds, **row}
+        counters = {"step": progress.step, "steps": progress.total_steps, "tokens": progress.tokens}
+        row = {**counters, "seconds": progress.seconds, **row}
         files.append_row(self.run.log_path, row)
         progress.rows += 1
         return row
@@ -334,11 +344,6 @@ class Trainer:
         """Update all rows of the tables that `RowAdam` optimizes to the current step."""
         for row_optimizer in self.row_optimizers:
             row_optimizer.catch_up()
-
-    @property
-    def checkpoint(self) -> Path:
-        """The path of the checkpoint."""
-        return self.run.folder / CHECKPOINT
 
     def save(self) -> None:
         """Write a checkpoint with the weights, the moments of Adam and the progress."""
@@ -359,31 +364,30 @@ class Trainer:
     def load(self) -> None:
         """Load the checkpoint, if it exists, and remove the rows of the log that were written after it."""
         if self.checkpoint.exists():
-            self._restore()
+            tensors, facts = files.load_tensors(self.checkpoint)
+            check_format(facts.pop("format", None), FORMAT, self.checkpoint)
+            self._restore(tensors)
+            self.progress = Progress(**facts)
         files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
-    def _restore(self) -> None:
-        tensors, facts = files.load_tensors(self.checkpoint)
-        check_format(facts.pop("format", None), FORMAT, self.checkpoint)
+    @torch.no_grad()
+    def _restore(self, tensors: dict[str, Tensor]) -> None:
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
-        self.progress = Progress(**facts)
         row_states = self._row_states()
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(tensors[f"{name}:value"])
-                keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-                moments = {key: _with_layout_of(parameter, tensors[f"{name}:{key}"]) for key in keys}
-                if parameter in row_states:
-                    for key, moment in moments.items():
-                        row_states[parameter][key].copy_(moment)
-                elif moments:
-                    self.optimizer.state[parameter] = moments
-            for number, row_optimizer in enumerate(self.row_optimizers):
-                row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
-                for rate in tensors[f"{number}:rates"].tolist():
-                    row_optimizer.add_rate(rate)
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[f"{name}:value"])
+            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
+            moments = {key: _with_layout_of(parameter, tensors[f"{name}:{key}"]) for key in keys}
+            if parameter in row_states:
+                row_states[parameter] |= moments
+            elif moments:
+                self.optimizer.state[parameter] = moments
+        for number, row_optimizer in enumerate(self.row_optimizers):
+            row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
+            for rate in tensors[f"{number}:rates"].tolist():
+                row_optimizer.add_rate(rate)
 
 
 def _with_layout_of(parameter: Tensor, tensor: Tensor) -> Tensor:
@@ -395,3 +399,53 @@ def _with_layout_of(parameter: Tensor, tensor: Tensor) -> Tensor:
 
 def _gradient_or_zeros(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def train(
+    run: Run,
+    corpus: Corpus,
+    dev: Corpus,
+    *,
+    resume: bool = False,
+    limit: TimeLimit | None = None,
+) -> Generator[Row]:
+    """Return a generator that trains a run and yields the rows of its log; at the end the run has its best weights.
+
+    Args:
+        run: A run folder with an untrained model.
+        corpus: The training texts.
+        dev: The development texts, on which the best weights are selected.
+        resume: Whether to continue from the checkpoint.
+        limit: The time limit, over which the learning rate decays. A resumed training has the limit of its checkpoint.
+            At the end, the config of the run has the number of steps.
+
+    Returns:
+        A generator of the rows of the log. A row has the key `split`, which is "train" or "dev".
+
+    Raises:
+        KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved.
+        UserError: If the loss is not finite or the folder cannot be written.
+    """
+    trainer = Trainer(run, corpus, dev, limit)
+    if resume:
+        trainer.load()
+    elif limit is not None:
+        trainer.save()  # the checkpoint has the time limit
+    return _train(trainer)
+
+
+def _train(trainer: Trainer) -> Generator[Row]:
+    run, progress = trainer.run, trainer.progress
+    trainer.start_clocks()
+    with trainer.bar, trainer.stop:
+        try:
+            yield from trainer.rows()
+        except Stopped:
+            trainer.count_seconds()
+            trainer.save()
+            place = f"step {progress.step:,} of {progress.total_steps:,}"
+            raise Stopped(f"stopped at {place}, saved in {run.folder}") from None
+    if math.isfinite(progress.max_seconds):
+        steps = progress.total_steps
+        run.set_steps(steps, float(f"{steps / trainer.steps_per_pass:.3g}"))
+    run.load_weights()

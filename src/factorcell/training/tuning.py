@@ -1,14 +1,13 @@
 """Hyperparameter search with Optuna: trials that train with sampled options, in a study that can be resumed.
 
-The folder of a search has a run folder per trial, the journal of the study, its best options and its figures.
+The folder of a search has a run folder per trial, the journal of the study and its best options.
 """
 
 import json
 import logging
 import math
 import reprlib
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,14 +18,13 @@ from factorcell.io import files, input_files, lock
 from factorcell.io.extras import missing_package_error
 from factorcell.io.findings import LOG
 from factorcell.options import limits
-from factorcell.training.fit import not_resumable_error, read_corpora, train_run
+from factorcell.training.fit import check_equal_options, read_corpora, train_run
 from factorcell.training.rules import Budget, SpecifiedOptions, add_options
 
 if TYPE_CHECKING:
     import optuna
 
 STUDY, JOURNAL = "factorcell", "study.journal"
-NOT_COMPARED = ("threads", "device")  # options with which a study may be resumed although they differ
 Values = Sequence[Any] | Mapping[str, Any]  # choices, or a range with the keys `low`, `high` and optionally `log`
 Space = Mapping[str, Values]  # by the name of an option
 
@@ -61,22 +59,6 @@ def default_space(config: Config) -> dict[str, Values]:
     if not config.backbone.is_pretrained:
         return dict(DEFAULT_SPACE)
     return {**DEFAULT_SPACE, "learning_rate": BASE_RATES if config.backbone.train_base else ADAPTER_RATES}
-
-
-def read_space(path: str | Path, fixed: Collection[str] = ()) -> dict[str, Any]:
-    """Read a TOML file of lines like `option = [choices]` or `option = {low = 1, high = 9, log = true}`.
-
-    The options `fixed` are set, so the file may not contain them.
-    """
-    space: dict[str, Any] = input_files.read_options_file(path)
-    for name, values in space.items():
-        try:
-            _ends(values)
-        except UserError as error:
-            raise UserError(f"{path}: {name}: {error}") from None
-    if both := next((name for name in space if name in fixed), None):
-        raise UserError(f"{path}: {both} is also set as an option; an option is either fixed or searched")
-    return space
 
 
 def tune(
@@ -115,24 +97,17 @@ def tune(
     space = default_space(defaults) if space is None else space
     distributions = {name: _distribution(name, values, options) for name, values in space.items()}
     read_corpora(source, dev, defaults)  # raises the errors of the tables before the first trial
-    description = {
-        "source": table_name(source),
-        "dev": None if dev is None else table_name(dev),
-        **{
-            f"{section}.{name}": value
-            for section, values in options.items()
-            for name, value in values.items()
-            if name not in NOT_COMPARED
-        },
-        **{f"range of {name}": values for name, values in space.items()},
-    }
+    description: files.Row = {"source": table_name(source), "dev": None if dev is None else table_name(dev)}
+    for section, values in options.items():
+        description |= {f"{section}.{name}": value for name, value in values.items()}
+    description |= {f"range of {name}": values for name, values in space.items()}
     with lock.training_lock(folder):
         study = _open_study(folder, description)
         while (trial := _next_trial(study, trials, distributions, defaults.training.seed)) is not None:
-            trial_options, run_folder = _with_sampled(options, trial.params), folder / f"trial-{trial.number:04}"
             LOG.addFilter(_is_warning)  # each trial would log the same facts about the table
             try:
-                run = train_run(source, dev, trial_options, run_folder, resume=True, **budget)
+                trial_options = _with_sampled(options, trial.params)
+                run = train_run(source, dev, trial_options, folder / _trial_name(trial), resume=True, **budget)
             except UserError as error:
                 trial.set_user_attr("error", str(error))
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -140,26 +115,22 @@ def tune(
                 study.tell(trial, (run.best_evaluation() or {})["perplexity"])
             finally:
                 LOG.removeFilter(_is_warning)
-            _save(study, trial, folder)
+            rows = trial_rows(study)
+            row = next(row for row in rows if row["trial"] == _trial_name(trial))
+            LOG.info("%s: %s", row["trial"], row.get("error") or f"perplexity {row['perplexity']:.2f}")
+            files.write_rows(folder / "trials.jsonl", rows)
+            if rows[0]["perplexity"] is not None:
+                best = Config.of(config=folder / rows[0]["trial"] / "config.json")
+                files.write(folder / "best.toml", best.to_toml())
         return trial_rows(study)
-
-
-def _save(study: "optuna.Study", trial: "optuna.Trial", folder: Path) -> None:
-    """Log a finished trial, and write trials.jsonl, best.toml and the figures of its study."""
-    rows = trial_rows(study)
-    row = next(row for row in rows if row["trial"] == f"trial-{trial.number:04}")
-    values = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in trial.params.items()}
-    sampled = ", ".join(f"{name} {value}" for name, value in values.items())
-    LOG.info("%s: %s (%s)", row["trial"], row.get("error") or f"perplexity {row['perplexity']:.2f}", sampled)
-    files.write_rows(folder / "trials.jsonl", rows)
-    if rows[0]["perplexity"] is not None:
-        best = Config.of(config=folder / rows[0]["trial"] / "config.json")
-        files.write(folder / "best.toml", best.to_toml())
-        _draw(study, folder)
 
 
 def _is_warning(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING
+
+
+def _trial_name(trial: "optuna.Trial | optuna.trial.FrozenTrial") -> str:
+    return f"trial-{trial.number:04}"
 
 
 def import_optuna() -> Any:
@@ -175,51 +146,46 @@ def import_optuna() -> Any:
 def _distribution(name: str, values: Values, options: SpecifiedOptions) -> Any:
     """Return Optuna's distribution of an option; raise a `UserError` if its values are not valid."""
     distributions = import_optuna().distributions
-    kinds = selected_kinds(options)
-    sections = option_sections(kinds)
-    section = sections[check_choice("option", name, sections)]
-    if section in ("data", "tokenizer") and name != "min_context_count":
+    sections = option_sections(selected_kinds(options))
+    if sections[check_choice("option", name, sections)] in ("data", "tokenizer") and name != "min_context_count":
         raise UserError(f"search space: {name}: perplexities with different values of this option are not comparable")
+    is_list = isinstance(values, list | tuple) and len(values) > 0
+    is_range = isinstance(values, Mapping) and {"low", "high"} <= {*values} <= {"low", "high", "log"}
+    if not (is_list or is_range):
+        expected = "expected a list of choices or a range, {low = ..., high = ...}"
+        raise UserError(f"search space: {name}: {expected}, got {reprlib.repr(values)}")
+    ends = [values["low"], values["high"]] if isinstance(values, Mapping) else list(values)
     try:
-        ends = _ends(values)
         for value in ends:
             Config.from_dict(_with_sampled(options, {name: value}))
         if not isinstance(values, Mapping):
             return distributions.CategoricalDistribution(ends)
-        is_whole = option_types(section_types(kinds)[section])[name] is int
+        is_whole = _option_types(options)[name] is int
         distribution = distributions.IntDistribution if is_whole else distributions.FloatDistribution
         return distribution(*ends, log=values.get("log", False))
     except (UserError, ValueError, TypeError) as error:
         raise UserError(f"search space: {name}: {error}") from None
 
 
-def _ends(values: Values) -> list[Any]:
-    """Return the choices, or the ends of the range; raise a `UserError` if `values` are neither."""
-    if isinstance(values, Mapping) and {"low", "high"} <= {*values} <= {"low", "high", "log"}:
-        return [values["low"], values["high"]]
-    if isinstance(values, list | tuple) and values:
-        return list(values)
-    expected = "expected a list of choices or a range, {low = ..., high = ...}"
-    raise UserError(f"{expected}, got {reprlib.repr(values)}")
-
-
 def _with_sampled(options: SpecifiedOptions, params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the options with sampled ones; a sampled list, as of `adapt`, is a text with "+" between its items."""
-    types = {
-        name: option_type
-        for section_type in section_types(selected_kinds(options)).values()
-        for name, option_type in option_types(section_type).items()
-    }
+    types = _option_types(options)
     lists = {
-        name: value.split("+") for name, value in params.items() if types[name] is tuple and isinstance(value, str)
+        name: [item for item in value.split("+") if item]
+        for name, value in params.items()
+        if types[name] is tuple and isinstance(value, str)
     }
-    return add_options(options, {**params, **{name: [item for item in items if item] for name, items in lists.items()}})
+    return add_options(options, {**params, **lists})
+
+
+def _option_types(options: SpecifiedOptions) -> dict[str, Any]:
+    sections = section_types(selected_kinds(options)).values()
+    return {name: option_type for section in sections for name, option_type in option_types(section).items()}
 
 
 def _open_study(folder: Path, description: files.Row) -> "optuna.Study":
     """Open or create the study in a folder; raise a `UserError` if an existing study has another description."""
-    optuna = import_optuna()
-    path = folder / JOURNAL
+    optuna, path = import_optuna(), folder / JOURNAL
     if path.exists():
         input_files.check(path)
     try:
@@ -229,18 +195,14 @@ def _open_study(folder: Path, description: files.Row) -> "optuna.Study":
         reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{path}: the study cannot be opened ({reason})") from None
     description = json.loads(json.dumps(description))  # with lists instead of tuples, as in the journal
-    saved = study.user_attrs.get("description", description)
-    for key in saved | description:
-        if saved.get(key) != description.get(key):
-            raise not_resumable_error(folder, key, saved.get(key), description.get(key))
+    check_equal_options(folder, study.user_attrs.get("description", description), description)
     study.set_user_attr("description", description)
     return study  # type: ignore[no-any-return]
 
 
 def _next_trial(study: "optuna.Study", trials: int, distributions: dict[str, Any], seed: int) -> "optuna.Trial | None":
     """Return a trial that was interrupted, or else a new one; None if the study has all trials."""
-    optuna = import_optuna()
-    existing = study.get_trials(deepcopy=False)
+    optuna, existing = import_optuna(), study.get_trials(deepcopy=False)
     for trial in existing:
         if trial.state == optuna.trial.TrialState.RUNNING:
             # `Trial` expects an id, which equals the number because the journal has only one study.
@@ -256,33 +218,12 @@ def trial_rows(study: "optuna.Study") -> list[files.Row]:
     """Return a row per trial, those with the lowest perplexity first and those without one last."""
     rows = [
         {
-            "trial": f"trial-{trial.number:04}",
+            "trial": _trial_name(trial),
             "state": trial.state.name.lower(),
             "perplexity": trial.values[0] if trial.values else None,
             **trial.params,
-            **({"error": trial.user_attrs["error"]} if "error" in trial.user_attrs else {}),
+            **trial.user_attrs,
         }
         for trial in study.get_trials(deepcopy=False)
     ]
     return sorted(rows, key=lambda row: math.inf if row["perplexity"] is None else row["perplexity"])
-
-
-def _draw(study: "optuna.Study", folder: Path) -> None:
-    """Draw the perplexity by trial and by option, and the importance of each option, if trials differ."""
-    import numpy as np
-    from matplotlib import pyplot
-    from optuna.visualization import matplotlib as charts
-
-    if len({trial.values[0] for trial in study.get_trials(deepcopy=False) if trial.values}) < 2:
-        return
-    plots: dict[str, Any] = {
-        "history": charts.plot_optimization_history,
-        "options": charts.plot_slice,
-        "importance": charts.plot_param_importances,
-    }
-    with pyplot.rc_context({"backend": "agg"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # these functions are experimental
-        for name, plot in plots.items():
-            figure = np.ravel(plot(study, target=lambda trial: trial.values[0], target_name="perplexity"))[0].figure
-            figure.savefig(folder / f"{name}.png", bbox_inches="tight")
-            pyplot.close(figure)

@@ -41,7 +41,7 @@ def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
         model.probe()
         return model
 
-    files = [folder / "digests.json", folder / "weights.safetensors"]
+    files = [folder / "completion.json", folder / "weights.safetensors"]
     stamp = file_stamp(*files)
     service = Service(reopen(), open_store(f"sqlite:///{tmp_path / 'users.db'}"), privacy=Privacy(retention=100))
     site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
@@ -89,7 +89,7 @@ def test_the_replaced_model_is_freed_without_a_garbage_collection(watched: Watch
         gc.enable()
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt", "digests.json"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "vocabulary.txt"])
 def test_damaged_run_changes_nothing(
     watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, name: str
 ) -> None:

@@ -83,13 +83,6 @@ def new_variables(table: Table, config: DataConfig) -> list[Variable]:
     ]
 
 
-def with_kinds(table: Table, config: DataConfig) -> DataConfig:
-    """Return `config` with a kind for each column that the table has and `config` declares once, without a kind."""
-    names = [name for name in config.context if name in table.columns and config.context.count(name) == 1]
-    kinds = guess_kinds(table, [name for name in names if not parse_column(name).kind])
-    return replace(config, context=tuple(f"{text}:{kinds[text]}" if text in kinds else text for text in config.context))
-
-
 def guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
     """Guess the kind of each column, number or category, from about the first `GUESS_ROWS` rows; report doubts."""
     values_by_column = {name: list[Any]() for name in names}

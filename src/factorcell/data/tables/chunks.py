@@ -7,7 +7,6 @@ A chunk is a dict from column to a list of values. All values of CSV and TSV fil
 empty string; the column readers (`readers`) interpret the strings.
 """
 
-import hashlib
 import io
 import json
 import lzma
@@ -153,11 +152,6 @@ class Content:
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{self.path}: damaged ({one_line(error)})") from None
 
-    def digest(self) -> bytes:
-        """Return the SHA-256 digest of the file as it is stored."""
-        with self.open() as file:
-            return hashlib.file_digest(file, "sha256").digest()
-
 
 @dataclass(frozen=True)
 class Table:
@@ -170,7 +164,6 @@ class Table:
         name: The name of the source, for messages.
         columns: The names of all columns; a name that the header has more than once is not one of them.
         read: A function that receives column names and yields chunks of these columns.
-        digest: A function that returns a digest of the file's content; None for a source in memory.
         row_count: The number of rows, if it is known without reading the source.
         file: The file of a table whose number of rows is unknown; its bytes show the progress.
         line_of: A function that returns the line of a text file in which a row begins; rows are counted from 1.
@@ -179,7 +172,6 @@ class Table:
     name: str
     columns: tuple[str, ...]
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
-    digest: Callable[[], bytes] | None = None
     row_count: int | None = None
     file: Content | None = None
     line_of: Callable[[int], int] | None = None

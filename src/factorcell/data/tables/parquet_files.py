@@ -5,7 +5,6 @@ with the name `key=value` (Hive partitioning) adds the text column `key` to the 
 with other names that begin with `_` or `.` are skipped.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -75,7 +74,7 @@ def _stored_bytes(group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
 def open_parquet(content: Content) -> Table:
     """Open a Parquet file."""
     file = ParquetFile.open(content, {})
-    return Table(str(content.path), file.columns, file.read, content.digest, file.row_count)
+    return Table(str(content.path), file.columns, file.read, file.row_count)
 
 
 def open_parquet_folder(folder: Path) -> Table:
@@ -95,12 +94,8 @@ def open_parquet_folder(folder: Path) -> Table:
         for file in files:
             yield from file.read(columns)
 
-    def digest() -> bytes:
-        digests = [(file.content.path.relative_to(folder).as_posix(), file.content.digest().hex()) for file in files]
-        return hashlib.sha256(json.dumps(digests).encode()).digest()
-
     columns = tuple(dict.fromkeys(name for file in files for name in file.columns))
-    return Table(str(folder), columns, read, digest, sum(file.row_count for file in files))
+    return Table(str(folder), columns, read, sum(file.row_count for file in files))
 
 
 def _find_files(folder: Path) -> list[Path]:

@@ -136,7 +136,6 @@ def open_csv(file: Content) -> Table:
         str(path),
         names,
         lambda columns: to_chunks(read_rows(columns), columns),
-        file.digest,
         file=file,
         line_of=line_of,
     )
@@ -174,7 +173,7 @@ def open_json_lines(file: Content) -> Table:
         return to_chunks(selected_values, columns)
 
     columns = tuple(dict.fromkeys(key for _, row in read_rows() for key in row))
-    return Table(str(file.path), columns, read, file.digest, file=file, line_of=line_of)
+    return Table(str(file.path), columns, read, file=file, line_of=line_of)
 
 
 def _parse_json_row(line: str, where: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import bisect
 import codecs
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 MIN_VOCABULARY, MAX_VOCABULARY = 1_000, 32_000  # bounds of the vocabulary that `default_vocabulary` chooses
 MAX_TRAINING_WORDS = 20_000_000  # counts of words are scaled down to this sum, which takes a minute to learn from
-WORDS_PER_LINE = 1_000
 SPECIAL_KEYS = ("unk_token", "bos_token", "eos_token")  # keys of the file of special tokens, in the order of `Specials`
 # Special tokens that are added if a pretrained model has no such token, or uses one token for two purposes.
 ADDED = ADDED_UNKNOWN, ADDED_START, ADDED_END = "<unknown token>", "<start of text>", "<end of text>"
@@ -248,9 +247,41 @@ class BpeTokenizer(Tokenizer):
             initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        trained.train_from_iterator(_repeat_words(counts, max(1.0, total / MAX_TRAINING_WORDS)), trainer)
+        divisor = max(1.0, total / MAX_TRAINING_WORDS)
+        lines = (" ".join([word] * round(count / divisor)) for word, count in sorted(counts.items()))
+        trained.train_from_iterator(lines, trainer)
         trained.pre_tokenizer = pre_tokenizer
         return type(self)(self.options, trained)
+
+    def to_transformers(self, vocabulary_size: int, start_id: int) -> Any:
+        """Return a tokenizer of `transformers` with the same ids, which puts `start_id` before each text.
+
+        It has the first `vocabulary_size` tokens; only special tokens that a run has added to those of a pretrained
+        model may be left out.
+        """
+        library = import_library()
+        content = json.loads(self._library.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < vocabulary_size]
+        splitter, normalizers = library.Tokenizer.from_str(json.dumps(content)), library.normalizers
+        if self.options.lowercase:  # as `normalize`
+            without_dots = normalizers.Replace(library.Regex("i\u0307+"), "i")
+            steps = [normalizers.NFC(), normalizers.Lowercase(), normalizers.Replace("ς", "σ"), without_dots]
+            others = [] if splitter.normalizer is None else [splitter.normalizer]
+            splitter.normalizer = normalizers.Sequence([*steps, normalizers.NFC(), *others])
+        unknown_id, _, end_id = self.specials
+        unknown = self.tokens[unknown_id] if unknown_id < vocabulary_size else None
+        start, end = self.tokens[start_id], self.tokens[end_id]
+        splitter.post_processor = library.processors.TemplateProcessing(
+            single=[start, "$A"], pair=[start, "$A", start, "$B"], special_tokens=[(start, start_id)]
+        )
+        splitter.add_special_tokens([name for name in dict.fromkeys((unknown, start, end)) if name is not None])
+        return pretrained.transformers().PreTrainedTokenizerFast(
+            tokenizer_object=splitter,
+            unk_token=unknown,
+            bos_token=start,
+            eos_token=end,
+            split_special_tokens=True,  # a text that contains "<s>" does not contain a special token
+        )
 
     def contents(self) -> dict[str, bytes]:
         names = {key: self.tokens[token_id] for key, token_id in zip(SPECIAL_KEYS, self.specials, strict=True)}
@@ -319,13 +350,3 @@ def _new_library_tokenizer() -> Any:
     tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence([words, letters])
     tokenizer.decoder = library.decoders.ByteLevel()
     return tokenizer
-
-
-def _repeat_words(counts: Mapping[str, int], divisor: float) -> Iterator[str]:
-    """Yield lines in which each word occurs as often as its count divided by `divisor`, rounded."""
-    for word, count in sorted(counts.items()):
-        remaining = round(count / divisor)
-        while remaining > 0:
-            size = min(remaining, WORDS_PER_LINE)
-            yield " ".join([word] * size)
-            remaining -= size

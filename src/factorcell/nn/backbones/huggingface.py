@@ -28,7 +28,6 @@ from factorcell.io.pretrained import (
     quiet,
     read_config,
     transformers,
-    wrong_digest_error,
 )
 from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
 from factorcell.nn.backbones.attention_cache import CacheState
@@ -261,7 +260,7 @@ def new_base(options: HuggingFaceOptions) -> Any:
         try:
             config = new_config(options) if source is None else read_config(source)
             pretrained.check_supported(config, where)
-            with quiet(library):
+            with quiet():
                 return library.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
         except UserError:
             raise
@@ -280,10 +279,10 @@ def new_base(options: HuggingFaceOptions) -> Any:
 def _load(source: Source, version: tuple[int, ...], digest: str, precision: torch.dtype) -> Any:
     """Return the pretrained model with these files, whose digest must be `digest` if it is not empty."""
     library = transformers()
-    if digest and (actual_digest := source.digest()) != digest:
-        raise wrong_digest_error(source, digest, actual_digest)
+    if digest:
+        source.digest(expected=digest)
     try:
-        with quiet(library):
+        with quiet():
             return library.AutoModelForCausalLM.from_pretrained(
                 source.folder,
                 gguf_file=source.gguf_file,

@@ -33,7 +33,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
 from factorcell.io import findings
-from factorcell.io.files import MANIFEST
 from factorcell.nn.devices import AUTO
 from factorcell.runs.run import Run
 from factorcell.service.engine import CACHE_SIZE, Service
@@ -184,7 +183,7 @@ class ServerOptions:
 
     def open_application(self) -> ASGIApp:
         """Open the site and return its application, which soon reloads a changed model, block list or key file."""
-        files = [self.run / MANIFEST, self.run / "weights.safetensors"]
+        files = [self.run / "completion.json", self.run / "weights.safetensors"]
         if self.block_list is not None:
             files.append(self.block_list)
         # The stamp is computed before the run is opened: the watcher must notice a change during the opening.
