@@ -15,7 +15,7 @@ from factorcell.reports.explain import shade_legend, shaded_texts
 from factorcell.reports.page import Table, make_table, render
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run
-from factorcell.runs.summary import model_facts, result_facts
+from factorcell.runs.summary import columns_fact, model_facts, result_facts
 
 MAX_ROWS = 20  # values, texts or results of a view
 INTERVAL_NOTE = "Ranges in brackets or parentheses are 95 % confidence intervals over texts."
@@ -40,8 +40,7 @@ def run_html(run: Run) -> str:
     """Return the view of a run: its model, its context variables, and its results as in the model card."""
     results = [row._asdict() for row in saved_results.measurements(saved_results.read(run.folder))]
     table, _ = _first_rows(results, dict.fromkeys(("table", "measure", "value"), ""), "results")
-    columns = ", ".join(variable.describe() for variable in run.schema.variables) or "none"
-    facts = [("columns", columns), *model_facts(run), *result_facts(run)]
+    facts = [columns_fact(run), *model_facts(run), *result_facts(run)]
     return _view(f"Run {run.folder.resolve().name}", facts, table, note=INTERVAL_NOTE)
 
 

@@ -2,10 +2,7 @@
 
 All code that uses a value as a key (a category, a user, a group of a report) calls `category_name` and `is_missing`.
 Therefore 5, 5.0 and "5" are the same value everywhere. The hour and the day of a time are those of the time zone in
-which the time is written.
-
-Numbers and times are written in many notations. Without a notation, a text is read only if it has one meaning, such as
-`9.99`, `2026-01-31`, `2026/1/31` or `31 Jan 2026`.
+which the time is written. Without a notation, a number or a time is read only if it has one meaning.
 """
 
 import calendar
