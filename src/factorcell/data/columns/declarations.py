@@ -25,7 +25,6 @@ MIN_SHARE = 0.9  # if at least this share of the values are numbers or times, th
 SAMPLE = 1000  # number of different values with which a notation is tried
 IDENTIFIER = re.compile(r"0\d+")  # such as the postal code 01067
 NOUNS = {"number": "number", "weekday": "date", "hour": "time of day"}
-LIST_MARKS = (",", ";", "|")
 Reading = float | date | time | None  # what is read from a cell
 
 
@@ -183,7 +182,7 @@ def list_example(values: Iterable[Any]) -> str:
     In lists, the number of items differs, and most items are in different places, unlike the parts of `Oslo, Norway`.
     """
     texts = [value for value in islice(values, SAMPLE) if isinstance(value, str)]
-    for mark in LIST_MARKS:
+    for mark in ",;|":
         lists = [[item.strip(" []'\"") for item in text.split(mark)] for text in texts]
         places = defaultdict[str, set[int]](set)
         for items in lists:

@@ -47,8 +47,7 @@ MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the 
 PROBLEMS = {
     "longitude": "not a number of degrees",
     "hour": "not a time of day (ISO 8601, such as 2026-11-21T15:55)",
-    "weekday": "not a date (ISO 8601, such as 2026-11-21T15:55)",
-    "yearday": "not a date (ISO 8601, such as 2026-11-21T15:55)",
+    **dict.fromkeys(("weekday", "yearday"), "not a date (ISO 8601, such as 2026-11-21T15:55)"),
 }
 
 
