@@ -66,7 +66,7 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("newline.csv", b"\n", "line 1: expected the names of the columns, got an empty line"),
     ("newlines.jsonl", b"\n" * 1000, "empty, no columns and no rows"),
     ("blanks.csv", b"   \n  \n", "no column "),
-    ("twice.csv", b"text,text\na,b\n", "the header has 'text' twice"),
+    ("twice.csv", PLAIN.replace(b"\n", b",a\n").replace(b"who,a", b"who,text", 1), "the header has 'text' twice"),
     ("twice-unused.csv", PLAIN.replace(b"\n", b",x,x,,\n"), 4),
     (
         "twice-used.csv",
@@ -75,7 +75,7 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ),
     ("sep.csv", b"sep=;\r\n" + delimited(ROWS, ";", "\r\n"), 4),
     ("sep-only.csv", b"sep=;\n", "line 2: expected the names of the columns, got an empty line"),
-    ("sep-other.csv", b"sep=;\n" + PLAIN, "no column 'text'"),
+    ("sep-other.csv", b"sep=;\n" + PLAIN, "no column "),
     ("bidi.csv", b"te\xe2\x80\xaext,city\na,b\n", "it has te\\u202ext, city"),
     ("spaces.csv", PLAIN.replace(b"text,", b" text ,", 1), "no column 'text'"),
     ("no-text.csv", delimited(rows_without_column("text")), "no column 'text'"),

@@ -66,7 +66,8 @@ class ContextColumns:
             policy = "expected" if variable.name in optional else unknown
             if policy == "error" and config.anonymous and is_user:
                 policy = "group"  # the schema has no names of users, so all users are unknown
-            if column not in (*table.columns, HISTORY_COLUMN) and (schema is None or policy != "expected"):
+            is_missing_allowed = schema is not None and policy == "expected" and column not in table.repeated_columns
+            if column not in (*table.columns, HISTORY_COLUMN) and not is_missing_allowed:
                 raise table.missing_column_error(column, (("unknown", "expected"),))
             reader_class = READERS.get(variable.kind, NumberReader)
             reader = reader_class(variable, table, None if schema is None else policy)
