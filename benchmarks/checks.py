@@ -111,8 +111,8 @@ def typing_and_search() -> tuple[Callable[[], object], Callable[[], object]]:
     with torch.inference_mode():
         typed = engine.read_prefix(engine.begin(corpus.context(np.zeros(1, np.int64))), run.tokenizer.encode("ab"))
     ids, more = typed.ids, run.tokenizer.encode("c")
-    request = SearchRequest(typed, 10, 5, lambda ids: ids or None)
-    return lambda: engine.read_prefix(typed, [*ids, *more]), lambda: engine.search(request, 0.02)
+    request = SearchRequest(typed, 10, 5, lambda ids: ids or None, deadline=0.02)
+    return lambda: engine.read_prefix(typed, [*ids, *more]), lambda: engine.search(request)
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def beam(model: LanguageModel, typed: PrefixState, k: int, max_tokens: int) -> S
     """
     finished: list[Completion] = []
     unfinished, specials = [Completion((), 0.0)], model.specials
-    logs, states, rows = typed.log_probs[-1], typed.states[-1], 0
+    (states, logs), rows = typed.states[-1], 0
     for length in range(max_tokens + 1):
         candidates = []
         known = logs.clone()

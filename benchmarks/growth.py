@@ -158,8 +158,8 @@ def serve(axis: str, size: int, folder: Path) -> Figures:
 
         def complete() -> None:
             typed = completer.type_text(completer.begin(None, context), text[:5])
-            request = SearchRequest(typed.prefix_state, 100, 100)
-            result = completer.engine.search(request, max_expanded=HYPOTHESES)
+            request = SearchRequest(typed.prefix_state, 100, 100, max_expanded=HYPOTHESES)
+            result = completer.engine.search(request)
             assert result.expanded_count == HYPOTHESES
 
         works["completion"] = complete

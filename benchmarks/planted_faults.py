@@ -53,7 +53,7 @@ FAULTS = [
     Fault("evaluation/text_figures.py", "len(values) - 1 for values", "len(values) for values", "evaluation"),
     Fault("bootstrap.py", "QUANTILES = (0.025, 0.975)", "QUANTILES = (0.05, 0.95)", "test_bootstrap.py"),
     Fault("completion/online.py", "(1 - DECAY) * change**2", "(1 - DECAY) * change", "completion/test_online.py"),
-    Fault("completion/online.py", "self.max_vector_norm / norm)", "self.max_vector_norm)", "completion/test_online.py"),
+    Fault("completion/online.py", "(max_norm / norm)", "max_norm", "completion/test_online.py"),
     Fault("completion/blend.py", "probability >= threshold or", "probability > threshold or", "completion"),
     Fault("completion/blend.py", '"own last": LESS', '"own last": MORE', "completion"),
     Fault(
@@ -71,7 +71,7 @@ FAULTS = [
     ),
     Fault("data/corpus.py", "shift: int = 29", "shift: int = 28", "data"),
     Fault("generation/writing.py", "tokens.shape[1] - n + 1\n", "tokens.shape[1] - n\n", "generation"),
-    Fault("service/changes.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
+    Fault("service/engine.py", "saved.time >= cutoff", "saved.time > cutoff", "service"),
     Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service"),
     Fault(
         "hf/contexts.py",

@@ -16,15 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from factorcell.commands.cli.main import ROOT_COMMAND
+from factorcell.commands.cli.main import COMMANDS
 
 SOURCE = Path(__file__).parent.parent / "src"
 
 
 def commands() -> dict[str, list[str]]:
     """Return the measured commands by name."""
-    names = [[command.name] for command in ROOT_COMMAND.subcommands]
-    names += [[group.name, command.name] for group in ROOT_COMMAND.subcommands for command in group.subcommands]
+    names = [name.split() for name in COMMANDS]
     helps = {" ".join(["factorcell", *name, "--help"]): ["-m", "factorcell", *name, "--help"] for name in [[], *names]}
     return {"python -c pass": ["-c", "pass"], "import factorcell": ["-c", "import factorcell"], **helps}
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 
 from factorcell import Completer, Run
-from factorcell.completion import Popularity, TypoTolerantLookup, typos
+from factorcell.completion import Popularity, typos
 from factorcell.completion.popularity import Suggestion
 
 LETTERS = "etaoinsrhldcumfpgwybvk "
@@ -100,9 +100,11 @@ def main() -> None:
     if arguments.counted:
         popular = Popularity.fit(pq.read_table(arguments.counted)[run.config.data.text].to_pylist(), min_count=1)
         texts = cases(run, arguments.counted, arguments.count, arguments.seed)
-        for name, counted in (("popularity", popular), ("popularity, typos", TypoTolerantLookup(popular))):
+        for name, max_typos in (("popularity", 0), ("popularity, typos", 2)):
             for with_typo in (False, True):
-                measure(name, lambda prefix, row, c=counted: c.complete(prefix, arguments.k), texts, with_typo)
+                measure(
+                    name, lambda prefix, row, n=max_typos: popular.complete(prefix, arguments.k, n), texts, with_typo
+                )
 
 
 if __name__ == "__main__":

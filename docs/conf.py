@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from factorcell.commands.cli.main import GROUPS, find_commands, make_parser
+from factorcell.commands.cli.main import GROUPS, make_parser
 
 project = "factorcell"
 version = release = installed("factorcell")
@@ -61,9 +61,9 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-def help_of(*words: str) -> str:
-    """Return the output of `factorcell WORDS --help-all` as a block of text."""
-    text = make_parser(find_commands(words)).format_help(shows_all=True).strip()
+def help_of(command: str) -> str:
+    """Return the output of `factorcell COMMAND --help-all` as a block of text."""
+    text = make_parser(command, ["--help-all"]).format_help().strip()
     return f"```{{code-block}} text\n:class: help\n\n{text}\n```\n"
 
 
@@ -77,9 +77,7 @@ class CommandHelp(SphinxDirective):
         for title, (_, commands) in GROUPS.items():
             parts.append(f"## {title.capitalize()}\n")
             for command in commands:
-                parts.append(f"### {command.name}\n")
-                subcommands = [[command.name, subcommand.name] for subcommand in command.subcommands]
-                parts += [help_of(*words) for words in subcommands or [[command.name]]]
+                parts += [f"### {command}\n", help_of(command)]
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 

@@ -23,6 +23,14 @@ def relative_gain(value: float, base: float) -> float:
     return 1 - value / base
 
 
+def paired_difference(ratios: Ratios, first: int, second: int) -> Interval:
+    """Return the difference of two models, where training s of one corresponds to training s of the other."""
+    differences = ratios.resampled[:, first] - ratios.resampled[:, second]
+    interval = bootstrap.percentile_interval(differences, ratios.text_count)
+    figures = ratios.training_figures
+    return add_training_variance(interval, figures[first] - figures[second], figures[second][:0])
+
+
 class Rows:
     """The finished trainings of an experiment, grouped by the name of the row."""
 
@@ -85,7 +93,9 @@ class Rows:
     def gain(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
         """Return the relative reduction of a perplexity from `base`; `paired` trainings continue those of `base`."""
         ratios = self._ratios((base, key), (name, key))
-        return None if ratios is None else gain_from_nats(ratios.difference(0, 1, paired))
+        if ratios is None:
+            return None
+        return gain_from_nats(paired_difference(ratios, 0, 1) if paired else ratios.difference(0, 1))
 
     def relative_increase(self, name: str, key: str, base: str) -> Interval | None:
         """Return the relative increase of a figure compared with the row `base`."""
@@ -102,7 +112,7 @@ class Rows:
         """Return a figure minus another figure of the same trainings."""
         figures = [self.sums(name, figure) for figure in (base_key, key)]
         ratios = Ratios.from_sums(figures) if all(figures) else None
-        return None if ratios is None else ratios.difference(1, 0, paired=True)
+        return None if ratios is None else paired_difference(ratios, 1, 0)
 
     def best_row(self, key: str, names: Sequence[str], highest: bool) -> str | None:
         """Return the row that is significantly better than every other row of `names`, or None."""

@@ -23,8 +23,7 @@ from commits import first_per_user
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.evaluation.baselines import fit_prior, training_log_prior
-from factorcell.evaluation.linear_classifier import MAX_VALUES
+from factorcell.evaluation.linear_classifier import MAX_VALUES, LinearClassifier, training_log_prior
 
 MAX_CHARACTERS = 300  # texts are cut at a word before this length
 MIN_JUDGED_TEXTS = 100
@@ -205,7 +204,7 @@ def log_priors(data_set: DataSet, train: Rows, rows: Rows, names: Sequence[str])
     variable = corpus.schema.variable(data_set.target)
     if not (len(corpus.schema.embedded.variables) > 1 and 2 <= len(variable.values) - 1 <= MAX_VALUES):
         return np.broadcast_to(training_log_prior(variable, names), (len(rows), len(names)))
-    prior = fit_prior(corpus, data_set.target)
+    prior = LinearClassifier.fit(corpus, data_set.target, reads_text=False)
     texts = [{**row, "text": "a"} for row in rows]
     judged = prepare(texts, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
     return prior.candidate_log_probs(judged, names)

@@ -31,7 +31,7 @@ from corpora import Tables
 from factorcell.config import Config, HuggingFaceOptions
 from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.evaluation import baselines
+from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.nn.devices import find_device
 from factorcell.nn.language_model import with_identified_base
@@ -304,8 +304,8 @@ def measure_linear(config: Config, texts: Tables, data_set: DataSet) -> Measurem
     """Measure the linear classifier of n-grams, the reference of accuracy for bases that are not pretrained."""
     names, truth, _ = backbone_measures.candidates(texts)
     judged = backbone_measures.judged_rows(texts, data_set.target)
-    train, test = baselines.read_train_and_test(texts["train"], judged, data_set.target, config)
-    classification = baselines.classify_with_linear_baseline(train, test)
+    train, test = linear_classifier.read_train_and_test(texts["train"], judged, data_set.target, config)
+    classification = linear_classifier.classify_with_linear_baseline(train, test)
     places = [classification.names.index(name) for name in names]
     return backbone_measures.measure_classification(
         apply_bayes_rule(names, classification.log_posterior[:, places], truth)

@@ -14,9 +14,8 @@ from scipy.sparse import csr_array
 from sklearn.naive_bayes import MultinomialNB
 
 from factorcell.data.corpus import Corpus, target_ids, target_offsets
-from factorcell.evaluation.baselines import discriminative_classification
 from factorcell.evaluation.bayes_rule import Classification
-from factorcell.evaluation.linear_classifier import target_labels
+from factorcell.evaluation.linear_classifier import discriminative_classification, target_labels
 
 CHARACTER_ORDER, WORD_ORDER = 5, 2  # default maximum lengths of n-grams of characters, and of words or pieces
 SMOOTHING = 0.5  # added to every count of naive Bayes

@@ -84,7 +84,7 @@ class Picture(NamedTuple):
         for number, panel in enumerate(self.panels, 1):
             draw(figure.add_subplot(lines, across, number), panel, colours)
         for kind in kinds:
-            figure.axes[0].plot([], [], "o", color=colours[kind], label=charts.display_name(kind))
+            figure.axes[0].plot([], [], "o", color=colours[kind], label=kind)
         charts.add_legend(figure)
         return figure
 

@@ -90,10 +90,11 @@ def measure_detection(
     if len(names) < 2:  # an unadapted model, or a trial where all values are rare
         return Measurement({})
     others = [*distractors, *(value for value in values if value not in known)]
-    options: dict[str, Any] = {"values": names, "distractors": others, "priors": "uniform", "unknown": "group"}
-    classification = classify(run, tables["judged"], target, **options)
+    classification = classify(run, tables["judged"], target, values=names, priors="uniform", unknown="group")
     lengths = run.prepare(tables["judged"], unknown="group").lengths
-    return detection_figures(classification, detection_scores(classification, lengths))
+    true_values = [value for chunk in open_table(tables["judged"]).chunks([target]) for value in chunk[target]]
+    is_distractor = np.array([value in others for value in true_values], dtype=bool)
+    return detection_figures(classification, detection_scores(classification, lengths), is_distractor)
 
 
 def detection_scores(classification: Classification, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -107,9 +108,11 @@ def detection_scores(classification: Classification, lengths: NDArray[np.int64])
     return scores / np.where(deviations > 0, deviations, 1.0)
 
 
-def detection_figures(classification: Classification, scores: NDArray[np.float64]) -> Measurement:
+def detection_figures(
+    classification: Classification, scores: NDArray[np.float64], is_distractor: NDArray[np.bool_]
+) -> Measurement:
     """Return the mean AUC of the candidates, which rank texts and distractors by their `scores` (B, K)."""
-    truth, is_distractor = classification.truth, classification.is_distractor
+    truth = classification.truth
     is_judged = (truth >= 0) | is_distractor
     areas = [auc(scores[is_judged, place], truth[is_judged] == place) for place in range(len(classification.names))]
     row = {"candidates": len(areas), "judged": int((truth >= 0).sum()), "distractors": int(is_distractor.sum())}

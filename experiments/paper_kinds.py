@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from factorcell.commands.cli.main import main
-from factorcell.config import SoftmaxOptions, WordOptions, int_option
+from factorcell.config import SoftmaxOptions, WordOptions, option
 from factorcell.data import register_tokenizer
 from factorcell.data.tokenizers.tokenizer import WordTokenizer, without_punctuation
 from factorcell.nn import register_head
@@ -34,8 +34,8 @@ class BareWordTokenizer(WordTokenizer):
 @dataclass(frozen=True)
 class SizedSoftmaxOptions(SoftmaxOptions):
     kind: str = "sized_softmax"
-    hash_size: int = int_option(HASH_SIZE, "number of buckets of the softmax bias hash", 1, MAX_HASH_SIZE)
-    bloom_size: int = int_option(BLOOM_SIZE, "bits of the filter of the softmax bias hash; 0: none", 0, MAX_HASH_SIZE)
+    hash_size: int = option(HASH_SIZE, "number of buckets of the softmax bias hash", 1, MAX_HASH_SIZE)
+    bloom_size: int = option(BLOOM_SIZE, "bits of the filter of the softmax bias hash; 0: none", 0, MAX_HASH_SIZE)
 
 
 class SizedSoftmaxHead(SoftmaxHead):

@@ -40,7 +40,9 @@ def has_one_hot_bias(row: Row) -> bool:
 def draw_counts(rows: Sequence[Row]) -> Floats:
     """Count how often each model is drawn (1 + D, models); models with the same sizes are drawn together."""
     numbers, group_index = np.unique([row["row"].rpartition(" ")[2] for row in rows], return_inverse=True)
-    return bootstrap.resampling_counts(len(numbers), DRAWS)[:, group_index]
+    size = len(numbers)
+    counts = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=DRAWS)
+    return np.concatenate([np.ones((1, size)), counts])[:, group_index]
 
 
 def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:

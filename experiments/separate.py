@@ -109,7 +109,7 @@ def separate(
                 LOG.info("%s -> %s", "all texts" if index == SHARED else value_name, path)
                 train_and_log(run, train_texts, dev_texts, resume=should_resume)
                 source_name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
-                facts = save_other_models(run, train_texts, dev_texts)
+                facts = save_other_models(run, train_texts)
                 chosen = unspecified_options(options)
                 write_training_facts(run, train_texts, dev_texts, source_name, facts, chosen=chosen)
         runs.append(Run.open(path))

@@ -17,7 +17,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, extend_hashes
 from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.evaluation import baselines
+from factorcell.evaluation import linear_classifier
 from factorcell.generation.generate import GenerationOptions, generate, provenance, repair_and_count_rows
 from factorcell.io import files
 from factorcell.runs.run import Run
@@ -36,8 +36,10 @@ class Judge:
     def __init__(
         self, train: Any, held_out: Any, config: Config, target: str, order: Sequence[str], tokenizer: Tokenizer
     ) -> None:
-        self.target, self.config = target, baselines.with_target(config, target)
-        self.train, unseen = baselines.read_train_and_test(train, held_out, target, self.config, tokenizer=tokenizer)
+        self.target, self.config = target, linear_classifier.with_target(config, target)
+        self.train, unseen = linear_classifier.read_train_and_test(
+            train, held_out, target, self.config, tokenizer=tokenizer
+        )
         self.classify, self.training_ngrams = FastText(self.train), np.unique(ngrams(self.train))
         names = self.train.schema.categories[0].values[1:]
         self.scale = np.array([float(order.index(name) if order else name) for name in names])

@@ -32,8 +32,7 @@ from corpora import Tables
 from factorcell.adapters.adapters import weight_adapters
 from factorcell.config import Config
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation import text_figures
-from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.perplexity import evaluate_corpus
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.io import files
 from factorcell.nn.devices import FLOAT32
@@ -319,8 +318,8 @@ def train_and_measure(experiment: Experiment, config: Config, tables: Tables, fo
 
 def measure_perplexity(scorer: Scorer, table: Path) -> Measurement:
     corpus = scorer.prepare(table, unknown="group")
-    figures = text_figures.figures_from_nats(nats := scorer.nats(corpus), corpus)
-    return Measurement(summary_row(nats, corpus), {name: figures[name] for name in PERPLEXITIES})
+    evaluation = evaluate_corpus(scorer, corpus)
+    return Measurement(evaluation.row, {name: evaluation.figures[name] for name in PERPLEXITIES})
 
 
 def group_sums(sums: TextSums) -> Row:

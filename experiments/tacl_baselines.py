@@ -31,10 +31,10 @@ from factorcell.data.columns.schema import Variable
 from factorcell.data.columns.values import category_name
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.tokenizer import Tokenizer
-from factorcell.evaluation import baselines
+from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, apply_temperature, text_accuracies
 from factorcell.evaluation.classification import great_circle_distances
-from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.perplexity import evaluate_corpus
 from factorcell.evaluation.text_figures import sum_per_text, texts_digest
 from factorcell.ngram.mixture import FILE as MIXTURE
 from factorcell.ngram.ngram import NGram, count_ngrams
@@ -177,7 +177,7 @@ def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenize
 
 def measure_scorer(scorer: Scorer, tables: Tables) -> Measurement:
     dev = scorer.prepare(labelled_table(tables, "dev"), unknown="group")
-    return Measurement({"dev": summary_row(scorer.nats(dev), dev)}) | study.measure_perplexity(
+    return Measurement({"dev": evaluate_corpus(scorer, dev).row}) | study.measure_perplexity(
         scorer, labelled_table(tables, "test")
     )
 
@@ -238,14 +238,14 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
     if kind == "bayes":
         return NaiveBayes(corpus)
     if kind == "linear":
-        return partial(baselines.classify_with_linear_baseline, corpus)
+        return partial(linear_classifier.classify_with_linear_baseline, corpus)
     return FastText(corpus, order=order, seed=seed)
 
 
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
     """Return texts to learn a column from and those of a part, tokenized as the models read them."""
     paths = labelled_table(tables, "train"), labelled_table(tables, part)
-    return baselines.read_train_and_test(*paths, column, config, tokenizer=tokenizer_of(config, tables))
+    return linear_classifier.read_train_and_test(*paths, column, config, tokenizer=tokenizer_of(config, tables))
 
 
 def measure_classifier(

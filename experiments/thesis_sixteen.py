@@ -162,7 +162,7 @@ def detect_by_classifier(
     classification = classifier(kind, train, order, config.training.seed)(test)
     among_detected = TargetValues(target, names, names).restrict(classification, test)
     scores = detection_scores(among_detected, test.lengths) if kind == "bayes" else among_detected.log_posterior
-    return detection_figures(replace(among_detected, is_distractor=among_detected.truth < 0), scores)
+    return detection_figures(among_detected, scores, among_detected.truth < 0)
 
 
 def experiment(

@@ -54,10 +54,9 @@ def enumerate_texts(
             logs = logs - logs[allowed].logsumexp(0)
         for token in allowed:
             longer, value = (*text, token), total + float(logs[token])
-            is_stopped = any(longer[-len(stop) :] == stop for stop in rules.stops)
             if value == -np.inf:
                 continue
-            if token == END or is_stopped or len(longer) == rules.max_tokens:
+            if token == END or len(longer) == rules.max_tokens:
                 texts[longer] = value
             else:
                 grow(longer, value)

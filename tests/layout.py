@@ -15,7 +15,7 @@ PACKAGE = "factorcell"
 # The packages and modules of factorcell, from low to high; each imports only from lower ones.
 ROOMS = (
     *("errors", "bootstrap", "options", "io", "config", "data", "adapters", "nn", "hf", "ngram", "runs"),
-    *("generation", "completion", "evaluation", "training", "reports", "service", "sklearn", "client", "commands"),
+    *("generation", "completion", "evaluation", "training", "reports", "service", "sklearn", "commands"),
 )
 # Rooms that must not import each other: the lower and the higher one.
 INDEPENDENT = (("generation", "completion"), ("training", "reports"), ("training", "service"), ("reports", "service"))

@@ -56,10 +56,13 @@ NO_NAMES: list[Any] = [5, True, None, ("rank",)]
         ({"model": 3}, "model: expected a table of options, got 3"),
         ({"model": {"rank": "3"}}, "rank is '3'; it must be of type int"),
         ({"model": {"rank": True}}, "rank is True; it must be of type int"),
-        ({"model": {"rank": -1}}, "rank is -1; it must be at least 0"),
+        ({"model": {"rank": -1}}, "rank is -1; it must be a whole number from 0"),
         ({"model": {"adapt": "factor"}}, "adapt is 'factor'; it must be a list of names"),
         ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, factor, prefix"),
-        ({"model": {}, "backbone": {"dropout_output": 1}}, "dropout_output is 1; it must be at least 0 and below 1"),
+        (
+            {"model": {}, "backbone": {"dropout_output": 1}},
+            "dropout_output is 1.0; it must be a number from 0 to 1 .without 1.",
+        ),
         ({"data": {}, "tokenizer": {"kind": "words"}}, r"unknown tokenizer 'words' \(did you mean 'word'\?\)"),
         *[({section: {"kind": value}}, rf"kind in \[{section}\] is ") for section in KINDS for value in NO_TEXTS],
         *[({value: {}}, "unknown section") for value in NO_NAMES],
@@ -69,7 +72,7 @@ NO_NAMES: list[Any] = [5, True, None, ("rank",)]
         ({"backbone": {"base": "gpt2", "architecture": "gpt2"}}, "expected either base"),
         ({"training": {"device": None}}, "device is None"),
         ({"training": {"device": "tpu"}}, "unknown device 'tpu' "),
-        ({"training": {"learning_rate": -1.0}}, "at least 0"),
+        ({"training": {"learning_rate": -1.0}}, "learning_rate is -1.0"),
     ],
 )
 def test_errors_name_the_file_and_what_is_valid(values: dict[str, Any], message: str) -> None:

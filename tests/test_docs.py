@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import factorcell
-from factorcell.commands.cli.main import ROOT_COMMAND, find_commands, main, make_parser
+from factorcell.commands.cli.main import COMMANDS, main, make_parser
 from factorcell.config import EXTENSIBLE, Config
 from factorcell.training import rules
 from tests import docs_files
@@ -267,11 +267,11 @@ def docs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def options_of_commands() -> dict[str, set[str]]:
     """The options of every command, including those of its subcommands and of a Transformer as backbone."""
-    options, kinds = {}, ((), ("--architecture", "llama"))
-    for command in ROOT_COMMAND.subcommands:
-        paths = [[command.name, sub.name] for sub in command.subcommands] or [[command.name]]
-        parsers = (make_parser(find_commands(path), words) for path in paths for words in kinds)
-        options[command.name] = {option for parser in parsers for option in parser.flags}
+    options: dict[str, set[str]] = {}
+    kinds = ((), ("--architecture", "llama"))
+    for command in COMMANDS:
+        flags = {flag for words in kinds for flag in make_parser(command, words).flags}
+        options.setdefault(command.split()[0], set()).update(flags)
     return options
 
 

@@ -16,7 +16,7 @@ from factorcell.adapters.adapters import Concat, find_adapter
 from factorcell.commands.cli.main import main
 from factorcell.config import ADAPTERS, CELLS, EXTENSIBLE, Config, ModelConfig
 from factorcell.nn import register_adapter, register_cell
-from factorcell.nn.backbones.cells import GRU, LSTM, Coupled
+from factorcell.nn.backbones.cells import GRU, Coupled
 from tests import ROOT, adapter_plugins
 from tests.adapter_plugins import MODULE, Bottleneck, Minimal, install
 from tests.small_runs import ROWS
@@ -158,7 +158,7 @@ def test_names_are_lower_case_identifiers(name: Any) -> None:
     assert line == f"adapter {name!r}: expected a name of a-z, 0-9 and _ other than 'none'"
 
 
-def test_a_registered_name_can_only_be_replaced_by_the_same_class() -> None:
+def test_a_registered_name_can_be_replaced_but_not_a_built_in_one() -> None:
     for name in ADAPTERS:
         assert "is built into factorcell" in refusal(lambda name=name: register_adapter(name, Bottleneck))  # type: ignore[misc]
     for name in CELLS:
@@ -167,13 +167,9 @@ def test_a_registered_name_can_only_be_replaced_by_the_same_class() -> None:
         assert "PyTorch reserves this name" in refusal(lambda name=name: register_adapter(name, Bottleneck))  # type: ignore[misc]
     register_adapter("mine", Bottleneck)
     register_adapter("mine", Bottleneck)
-    again = type("Bottleneck", (Bottleneck,), {"__module__": Bottleneck.__module__, "__qualname__": "Bottleneck"})
-    register_adapter("mine", again)
-    assert find_adapter("mine") is again
-    line = refusal(lambda: register_adapter("mine", Concat))
-    assert line == "adapter 'mine' is already registered as tests.adapter_plugins:Bottleneck; choose another name"
+    register_adapter("mine", Concat)
+    assert find_adapter("mine") is Concat
     register_cell("mine", GRU)
-    assert "is already registered as factorcell.nn.backbones.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
     assert Config.of(adapt=("mine", "factor"), cell="mine").model.adapt == ("mine", "factor")
 
 

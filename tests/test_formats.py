@@ -148,8 +148,7 @@ def test_altered_users_are_refused(folder: Path) -> None:
         altered = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
         message = refusal(User.from_bytes, altered)
         assert ("its format is 0" if place == 3 else "invalid user") in message
-    head = online.HEADER.size
-    assert "invalid user" in refusal(User.from_bytes, content[head : -online.CHECKSUM.size])
+    assert "invalid user" in refusal(User.from_bytes, content[4 : -online.CHECKSUM_BYTES])
     newer = bytes([*content[:3], online.USER_FORMAT + 1]) + b"?"
     assert refusal(User.from_bytes, newer) == (
         f"this user: its format is {online.USER_FORMAT + 1}, "

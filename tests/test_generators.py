@@ -71,7 +71,6 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"contexts": {}, "number": 0}, "number is 0"),
     ({"contexts": {}, "first": -1}, "first is -1"),
     ({"contexts": {}, "number": 2, "options": GenerationOptions("greedy")}, "greedy texts"),
-    ({"contexts": {}, "options": GenerationOptions(banned=("absentword",))}, "is not in the vocabulary"),
     ({"contexts": {}, "options": BEAM}, "of memory"),
 ]
 
@@ -92,7 +91,6 @@ def test_generate_checks_its_arguments_at_the_call(run: Run, arguments: dict[str
         ({"context": {0: "Rome", "city": "Oslo"}}, "unknown context column 0"),
         *[({"context": {}, "prompt": value}, "prompt: expected a text, got ") for value in (5, None, ["a"], b"a")],
         ({"context": {}, "options": GenerationOptions("beam")}, "does not write from left to right"),
-        ({"context": {}, "options": GenerationOptions(stops=("absentword",))}, "is not in the vocabulary"),
     ],
 )
 def test_stream_checks_its_arguments_at_the_call(run: Run, arguments: dict[str, Any], message: str) -> None:

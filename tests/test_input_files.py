@@ -15,8 +15,7 @@ from factorcell.config import read_options
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.errors import UserError
 from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
-from factorcell.evaluation.rescoring.rescore import ScoreWeights
-from factorcell.evaluation.results import open_model
+from factorcell.evaluation.rescoring.rescore import read_weights
 from factorcell.io import files, input_files
 from factorcell.runs.run import Run
 from factorcell.service.http import keys
@@ -81,7 +80,7 @@ def test_a_byte_order_mark_is_ignored(name: str, content: str, read: Callable[[A
 @pytest.mark.parametrize(
     ("content", "read"),
     [
-        (WEIGHTS, lambda path: ScoreWeights.open(path).values),
+        (WEIGHTS, read_weights),
         (WEIGHTS, files.read_json),
         (WEIGHTS + "\n", files.read_rows),
         (json.dumps({"format": 1, "a": 2}), lambda path: files.read_versioned(path, 1)),
@@ -100,7 +99,7 @@ def test_a_byte_order_mark_is_ignored_in_our_json_files(
 def test_folders_may_be_strings(tmp_path: Path) -> None:
     make_run(tmp_path / "run").save_weights({})
     folder = str(tmp_path / "run")
-    for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):
+    for opened in (Run.open(folder), open_scorer(folder)):
         assert opened.folder == tmp_path / "run"
     run = Run.open(folder)
     assert Run(folder, run.config, run.tokenizer, run.schema).folder == tmp_path / "run"

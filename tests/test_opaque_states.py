@@ -18,6 +18,7 @@ from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import GenerationOptions, generate, stream
 from factorcell.nn.backbones.backbone import register_backbone
 from factorcell.runs.run import Run
+from tests.completion.test_search import set_batch_size
 from tests.plugins import Growing
 from tests.small_runs import make_letters, nats_of
 
@@ -74,7 +75,8 @@ def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> N
     engine = PlainEngine(run.model)
     with run.scoring():
         typed = engine.read_prefix(engine.begin(context), run.tokenizer.encode(prefix))
-        result = engine.search(SearchRequest(typed, 5, 4), initial_batch_size=3)
+        with set_batch_size(3):
+            result = engine.search(SearchRequest(typed, 5, 4))
     expected = sorted(enumerate_completions(run, prefix, 4).values(), reverse=True)[:5]
     assert [item.log_probability for item in result.completions] == pytest.approx(expected, abs=1e-4)
 

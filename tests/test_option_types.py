@@ -1,25 +1,22 @@
-"""Options of other packages have the types of their annotations, also if these are strings, as here (PEP 563)."""
+"""Options of other packages have the types of their defaults, whatever their annotations are, such as text here."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
 from factorcell.commands.cli import options
 from factorcell.commands.cli.parser import Parser
-from factorcell.config import EXTENSIBLE, Config, KindOptions, float_option, int_option, option
+from factorcell.config import EXTENSIBLE, Config, KindOptions, option
 from factorcell.errors import UserError
 from factorcell.nn import Backbone, register_backbone
-
-if typing.TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -30,29 +27,15 @@ class LateOptions(KindOptions):
     fast: bool = False
     slow: bool = option(True, "be slow")
     depth: int = 2
-    width: int = int_option(3, "the width", 1, 50)
+    width: int = option(3, "the width", 1, 50)
     slope: float = 0.5
-    weight: float = float_option(1.5, "the weight")
+    weight: float = option(1.5, "the weight")
     label: str = "plain"
     mode: str = option("a", "the mode", choices=("a", "b"))
     parts: tuple[str, ...] = ()
     chosen: tuple[str, ...] = option(("x",), "the parts", choices=("x", "y"))
 
 
-# The same options with annotations that are types.
-EagerOptions = dataclasses.make_dataclass(
-    "EagerOptions",
-    [
-        (
-            field.name,
-            typing.get_type_hints(LateOptions)[field.name],
-            dataclasses.field(default=field.default, metadata=field.metadata),
-        )
-        for field in dataclasses.fields(LateOptions)
-    ],
-    bases=(KindOptions,),
-    frozen=True,
-)
 # Words on a command line, and the value that they set.
 VALID: list[tuple[str, str, Any]] = [
     ("--fast", "fast", True),
@@ -78,18 +61,18 @@ INVALID_VALUES: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=[LateOptions, EagerOptions])
-def options_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture
+def options_class(monkeypatch: pytest.MonkeyPatch) -> Any:
     for registry in EXTENSIBLE.values():
         monkeypatch.setattr(registry, "registered", {})
-    register_backbone("late", type("Late", (Backbone,), {"Options": request.param}))
-    return request.param
+    register_backbone("late", type("Late", (Backbone,), {"Options": LateOptions}))
+    return LateOptions
 
 
 def parse(words: list[str]) -> Config:
-    parser = Parser("command", "a summary", ["--backbone", "late"])
+    parser = Parser("command", "a summary", ["--backbone", "late", "--help-all"])
     options.add_config_options(parser)
-    parser.format_help(shows_all=True)
+    parser.format_help()
     return Config.of(**options.option_values(parser.parse(["--backbone", "late", *words])))
 
 
@@ -114,7 +97,7 @@ def test_options_have_their_types_in_every_way_of_setting_them(
 @pytest.mark.usefixtures("options_class")
 @pytest.mark.parametrize("words", INVALID_WORDS)
 def test_words_of_another_type_are_refused(words: str) -> None:
-    with pytest.raises((UserError, SystemExit)):
+    with pytest.raises(UserError):
         parse(words.split())
 
 
@@ -125,32 +108,13 @@ def test_values_of_another_type_are_refused(name: str, value: Any) -> None:
         Config.of(backbone="late", **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("hint", "default", "message"),
-    [
-        (list[str], (), "expected bool, int, float"),
-        (tuple[int, ...], (), "expected bool, int, float"),
-        (dict, None, "expected bool, int, float"),
-        (type(None), None, "expected bool, int, float"),
-        (int | str, 1, "expected bool, int, float"),
-        (Literal["auto"], "auto", "expected bool, int, float"),
-        (int | None, None, "expected bool, int, float"),
-        (Any, 1, "expected bool, int, float"),
-        ("Decimal", 1, "cannot be resolved"),
-        ("int |", 1, "cannot be resolved"),
-        (int, None, "limit is None; it must be of type int"),
-        (int, 1.5, "limit is 1.5; it must be of type int"),
-        (int, dataclasses.field(default_factory=int), "expected a default, got none"),
-    ],
-)
-def test_an_option_needs_a_supported_type_and_a_default_of_it(
-    hint: Any, default: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("default", [None, Decimal(1), b"", dataclasses.field(default_factory=int)])
+def test_an_option_needs_a_default_of_a_supported_type(default: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXTENSIBLE["backbone"], "registered", {})
-    fields = [("kind", str, "other"), ("limit", hint, default)]
+    fields = [("kind", str, "other"), ("limit", Any, default)]
     options_class = dataclasses.make_dataclass("Options", fields, bases=(KindOptions,), frozen=True)
     with pytest.raises(UserError, match="other") as caught:
         register_backbone("other", type("Other", (Backbone,), {"Options": options_class}))
-    assert message in str(caught.value)
+    assert "option 'limit': expected a default of type bool, int, float, str or tuple" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert EXTENSIBLE["backbone"].registered == {}

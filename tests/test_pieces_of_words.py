@@ -58,8 +58,6 @@ def test_a_command_works(words: str, folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("generate run --each city --ban sea", "cuts a word into pieces that other words contain"),
-        ("generate run --each city --stop sea", "cuts a word into pieces that other words contain"),
         ("complete run the --typos 1", "typos: expected a tokenizer of characters, got bpe"),
     ],
 )

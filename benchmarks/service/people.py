@@ -143,7 +143,7 @@ def many_people(
     people, places = list(texts_by_user), dict.fromkeys(texts_by_user, 0)
     turns: list[tuple[str, str, str]] = []
     for _ in range(requests):
-        user, kind = draw.choice(people), draw.choice(("accept", "accept", "complete", "show", "export", "accept"))
+        user, kind = draw.choice(people), draw.choice(("accept", "accept", "complete", "show", "show", "accept"))
         text = texts_by_user[user][places[user] % len(texts_by_user[user])]
         places[user] += kind == "accept"
         turns.append((user, kind, text))
@@ -212,7 +212,7 @@ def _texts(connection: Connection, user: str, kind: str, text: str) -> list[str]
         body = {"query": text[:TYPED], "user": user, "limit": 20, "deadline_ms": 5000}
         results = until_answered(connection, "POST", "/v1/complete", body).json["results"]
         return [result["text"] for result in results if "history" in result["source"]]
-    answer = until_answered(connection, "GET", f"/v1/users/{user}" + ("/export" if kind == "export" else ""))
+    answer = until_answered(connection, "GET", f"/v1/users/{user}")
     return [result["text"] for result in answer.json["texts"]] if answer.status == 200 else []
 
 

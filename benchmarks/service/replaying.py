@@ -11,13 +11,12 @@ from urllib.parse import quote
 
 from benchmarks.service.client import Connection, until_answered
 from benchmarks.service.report import Row
-from factorcell.completion.blend import Blend, new_suggester
+from factorcell.completion.blend import Blend, new_suggester, rank_of
 from factorcell.completion.online import Learner, User
 from factorcell.completion.replay import (
     SUGGESTION_COUNT,
     Stream,
     context_columns,
-    rank_of,
     read_streams,
 )
 from factorcell.runs.run import Run

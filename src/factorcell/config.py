@@ -1,18 +1,13 @@
 """All options of a run, each declared once with its help text, choices and limits.
 
-A `Config` has six sections. `data`, `model` and `training` are fixed dataclasses. In `tokenizer`, `backbone` and
-`head`, the option `kind` decides which dataclass has the other options of the section. The flags of the command line,
-the keys of TOML files and the keys of config.json in a run folder are derived from the fields of these dataclasses.
-
-Apart from `kind`, no two sections have an option of the same name. Therefore options can be named without their
-sections (`Config.of`). Other packages add kinds with functions such as `register_tokenizer` or with entry points: a
-kind is a class with an attribute `Options`, a dataclass that extends `KindOptions`.
+A `Config` has six sections, which are dataclasses. In `tokenizer`, `backbone` and `head`, the option `kind` decides
+which dataclass it is. The flags of the command line, the keys of TOML files and those of config.json are derived from
+the fields. Apart from `kind`, no two sections have an option of the same name, so that sections need not be named
+(`Config.of`). Other packages add kinds: classes with an attribute `Options`, a dataclass that extends `KindOptions`.
 """
 
 import dataclasses
-import functools
 import json
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +18,7 @@ from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import input_files
 from factorcell.options.columns import Column, column_texts
 from factorcell.options.extensions import NONE, Extensions
-from factorcell.options.limits import EPOCHS, MAX_COUNT, MAX_FLOAT, MAX_SEED, Limits, is_names, plain
+from factorcell.options.limits import MAX_COUNT, MAX_FLOAT, MAX_SEED, Limits, is_names, plain
 
 # Adapters that read the context before the text, as control codes or as text; the other adapters change weights.
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
@@ -63,12 +58,17 @@ PRECISION_HELP = (
 )
 
 
+RATE: dict[str, Any] = {"high": 1, "excluded": "high"}  # limits of a dropout rate
+
+
 def option(
     default: Any,
     help_text: str,
+    low: float = 0,
+    high: float | None = None,
     *,
+    excluded: str = "",
     choices: tuple[str, ...] = (),
-    limits: Limits | None = None,
     metavar: str = "",
 ) -> Any:
     """Declare an option as a dataclass field.
@@ -76,25 +76,21 @@ def option(
     Args:
         default: The default value.
         help_text: The help text.
+        low: The smallest valid number, if the default is a number.
+        high: The largest valid number; if it is None, there is hardly a limit.
+        excluded: "low" or "high" if this number itself is not valid.
         choices: The valid values, if the option is a choice.
-        limits: The valid range, if the option is a number.
         metavar: The placeholder of the value in the help of the command line.
 
     Returns:
         A field with this metadata, for the body of a dataclass.
     """
+    limits = None
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        largest = MAX_COUNT if isinstance(default, int) else MAX_FLOAT
+        limits = Limits(low, largest if high is None else high, isinstance(default, int), excluded)
     metadata = {"help": help_text, "choices": choices, "limits": limits, "metavar": metavar}
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def int_option(default: int, help_text: str, low: int, high: int = MAX_COUNT) -> Any:
-    """Declare an option that is an integer from `low` to `high`."""
-    return option(default, help_text, limits=Limits(low, high))
-
-
-def float_option(default: float, help_text: str, low: float = 0.0, high: float = MAX_FLOAT) -> Any:
-    """Declare an option that is a number from `low` to `high`."""
-    return option(default, help_text, limits=Limits(low, high, whole=False))
 
 
 def option_fields(cls: Any) -> list[dataclasses.Field[Any]]:
@@ -102,64 +98,44 @@ def option_fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.name not in RECORDED]
 
 
-def rate_option(help_text: str) -> Any:
-    """Declare an option that is a dropout rate, from 0 (the default) to below 1."""
-    return option(0.0, help_text, limits=Limits(0, 1, whole=False, below=True))
-
-
-@functools.cache
 def option_types(cls: Any) -> dict[str, type]:
-    """Return the type of each option of a dataclass: bool, int, float, str, or tuple; raise `UserError` for others."""
-    try:
-        hints = typing.get_type_hints(cls)  # annotations may be strings (PEP 563)
-    except (NameError, TypeError, SyntaxError, AttributeError) as error:
-        raise UserError(f"{cls.__qualname__}: the type of an option cannot be resolved ({error})") from None
-    hints = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-    for name, hint in hints.items():
-        if hint not in (bool, int, float, str, tuple[str, ...]):
-            expected = "expected bool, int, float, str or tuple[str, ...]"
-            raise UserError(f"option {name!r}: {expected}; got the type {hint!r:.60}")
-    return {name: typing.get_origin(hint) or hint for name, hint in hints.items()}
+    """Return the type of each option of a dataclass, which is that of its default: bool, int, float, str or tuple."""
+    return {field.name: type(field.default) for field in dataclasses.fields(cls)}
 
 
 def check_fields(section: Any) -> None:
     """Raise `UserError` unless every field of the dataclass `section` is valid; convert values to plain ones."""
-    cls: Any = type(section)
-    types = option_types(cls)
     for field in dataclasses.fields(section):
-        value = _convert(field.name, getattr(section, field.name), types[field.name])
-        choices = field.metadata.get("choices", ())
-        if isinstance(value, tuple) and choices:  # `none` is an empty list of choices
-            value = tuple(item for item in value if item != NONE)
-        for item in value if isinstance(value, tuple) else (value,):
-            if field.name in EXTENSIBLE:
-                EXTENSIBLE[field.name].check_choice(field.name, item)
-            elif choices:
-                check_choice(field.name, item, choices)
-        if (limits := field.metadata.get("limits")) is not None:
-            value = limits.check(field.name, value)
-        object.__setattr__(section, field.name, value)
+        object.__setattr__(section, field.name, _check_value(field, getattr(section, field.name)))
 
 
-def _convert(name: str, value: Any, option_type: type) -> Any:
-    """Return `value` as a plain value of `option_type`; an integer becomes a float; raise `UserError` otherwise."""
-    value = plain(value)
+def _check_value(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the value of an option as a plain value of its type; raise `UserError` if it is not valid."""
+    name, option_type, value = field.name, type(field.default), plain(value)
+    choices, limits = field.metadata.get("choices"), field.metadata.get("limits")
     if option_type is tuple and not is_names(value):
         raise UserError(f"{name} is {value!r}; it must be a list of names")
     if option_type is float and type(value) is int and abs(value) <= MAX_FLOAT:
-        return float(value)
-    if type(value) is not option_type:
+        value = float(value)
+    value_type: type = type(value)
+    if value_type is not option_type:
         raise UserError(f"{name} is {value!r:.60}; it must be of type {option_type.__name__}")
-    return value
+    if option_type is tuple and choices:  # `none` is an empty list of choices
+        value = tuple(item for item in value if item != NONE)
+    for item in value if option_type is tuple else (value,):
+        if name in EXTENSIBLE:
+            EXTENSIBLE[name].check_choice(name, item)
+        elif choices:
+            check_choice(name, item, choices)
+    return limits.check(name, value) if limits else value
 
 
 @dataclass(frozen=True)
 class KindOptions:
     """Base class of the options of one kind of tokenizer, backbone or head.
 
-    A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields may have
-    plain defaults or be declared by `option`, `int_option` and `float_option`, which add help texts and limits. Their
-    annotations are bool, int, float, str or tuple[str, ...].
+    A subclass is a frozen dataclass in which the default of `kind` is the name of the kind. The other fields are bool,
+    int, float, str or tuple[str, ...], and may be declared by `option`, which adds help texts and limits.
     """
 
     kind: str = ""
@@ -173,8 +149,8 @@ class TokenizerOptions(KindOptions):
     """The options that every tokenizer has."""
 
     lowercase: bool = option(False, "convert the text to lower case")
-    min_count: int = int_option(2, "tokens that occur less often in the training texts are out of vocabulary", 1)
-    max_vocabulary: int = int_option(
+    min_count: int = option(2, "tokens that occur less often in the training texts are out of vocabulary", 1)
+    max_vocabulary: int = option(
         50_000, "maximum size of the vocabulary, which consists of the most frequent tokens", 1
     )
 
@@ -213,9 +189,9 @@ class BpeOptions(TokenizerOptions):
     """Options of the tokenizer of pieces of words, which are learned by byte-pair encoding of the training texts."""
 
     kind: str = "bpe"
-    min_count: int = int_option(2, "pairs that occur less often in the training texts are not merged", 1)
-    max_vocabulary: int = int_option(
-        0, "maximum size of the vocabulary; 0: chosen from the number of words in the training texts", 0
+    min_count: int = option(2, "pairs that occur less often in the training texts are not merged", 1)
+    max_vocabulary: int = option(
+        0, "maximum size of the vocabulary; 0: chosen from the number of words in the training texts"
     )
 
 
@@ -236,20 +212,24 @@ class RecurrentOptions(KindOptions):
         "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
         choices=CELLS,
     )
-    layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
-    hidden_size: int = int_option(200, "size d of the hidden state", 1, MAX_SIZE)
+    layers: int = option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
+    hidden_size: int = option(200, "size d of the hidden state", 1, MAX_SIZE)
     layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)")
     variational: bool = option(
         False,
         "variational dropout (Gal and Ghahramani 2016): one mask for all steps of a text, and recurrent dropout of the "
         "hidden state",
     )
-    dropout_recurrent: float = rate_option(
+    dropout_recurrent: float = option(
+        0.0,
         "dropout rate of the new values for the memory (Semeniuta et al. 2016); with the option variational, dropout "
-        "rate of the hidden state before it is multiplied by the recurrent weights"
+        "rate of the hidden state before it is multiplied by the recurrent weights",
+        **RATE,
     )
-    dropout_input: float = rate_option("dropout rate of the token embeddings")
-    dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
+    dropout_input: float = option(0.0, "dropout rate of the token embeddings", **RATE)
+    dropout_output: float = option(
+        0.0, "dropout rate of the hidden states, before the softmax or the next layer", **RATE
+    )
 
 
 @dataclass(frozen=True)
@@ -272,14 +252,14 @@ class HuggingFaceOptions(KindOptions):
         "linear map to adapt, by its last name in the model, such as q_proj (repeatable); by default all in the layers",
         metavar="NAME",
     )
-    shared_rank: int = int_option(
+    shared_rank: int = option(
         32, "rank of the LoRA of a frozen pretrained model that all contexts share; 0: none", 0, MAX_SIZE
     )
-    prefix_vectors: int = int_option(0, "vectors made from the context that are read before each text", 0, 1000)
-    layers: int = int_option(4, "layers of a new model", 1, MAX_LAYERS)
-    hidden_size: int = int_option(256, "size of the vectors of a new model", 1, MAX_SIZE)
-    dropout_input: float = rate_option("dropout rate of the token embeddings")
-    dropout_output: float = rate_option("dropout rate of the vectors before the softmax")
+    prefix_vectors: int = option(0, "vectors made from the context that are read before each text", 0, 1000)
+    layers: int = option(4, "layers of a new model", 1, MAX_LAYERS)
+    hidden_size: int = option(256, "size of the vectors of a new model", 1, MAX_SIZE)
+    dropout_input: float = option(0.0, "dropout rate of the token embeddings", **RATE)
+    dropout_output: float = option(0.0, "dropout rate of the vectors before the softmax", **RATE)
     base_digest: str = ""  # SHA-256 of the weights of the base; other weights are refused
     base_precision: str = ""  # the number type of the frozen weights of the base
 
@@ -355,10 +335,9 @@ def kinds_of_transformer(options: Mapping[str, Any]) -> dict[str, str]:
     """
     names = [name for name in TRANSFORMER_OPTIONS if name in options]
     backbone = str(options.get("backbone", HuggingFaceOptions.kind))
-    if names and backbone != HuggingFaceOptions.kind:
-        names_of_backbone = {field.name for field in dataclasses.fields(options_class("backbone", backbone))}
+    if backbone != HuggingFaceOptions.kind:
         for name in names:
-            if name not in names_of_backbone:
+            if name not in option_types(options_class("backbone", backbone)):
                 raise UserError(f"{name} requires backbone {HuggingFaceOptions.kind}, got {backbone}")
         return {}
     kinds = {"backbone": HuggingFaceOptions.kind} if names else {}
@@ -380,9 +359,10 @@ def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> No
         raise UserError(
             f"{name!r}: expected a class with `Options`, a dataclass that extends {base.__name__}, got {cls!r:.60}"
         )
-    for field in dataclasses.fields(options):
-        if field.default is dataclasses.MISSING:
-            raise UserError(f"{name!r}: option {field.name!r}: expected a default, got none")
+    for option_name, option_type in option_types(options).items():
+        if option_type not in (bool, int, float, str, tuple):
+            expected = "expected a default of type bool, int, float, str or tuple"
+            raise UserError(f"{name!r}: option {option_name!r}: {expected}, got {option_type.__name__}")
     try:
         kind = options().kind
     except UserError as error:
@@ -414,23 +394,23 @@ class DataConfig:
         "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing, which orders the texts of each user", metavar="COLUMN")
-    prompt_history: int = int_option(
+    prompt_history: int = option(
         0, "read this many earlier texts of the user before the text (only with user)", 0, MAX_PROMPT_HISTORY
     )
-    max_tokens: int = int_option(
+    max_tokens: int = option(
         200, "cut texts after this many tokens; of a prompt, half as many are read, but at least 100", 1, MAX_SIZE
     )
-    min_context_count: int = int_option(
+    min_context_count: int = option(
         50,
         "treat category values with fewer training texts as one unknown value; in columns of kind text, a word must "
         "occur this often, or 5 times if that is less",
         1,
     )
-    min_user_count: int = int_option(
+    min_user_count: int = option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown")
-    min_text_users: int = int_option(
+    min_text_users: int = option(
         3, "store a text as a popular completion if at least this many users wrote it (only with user)", 1
     )
 
@@ -480,17 +460,17 @@ class ModelConfig:
         "users",
         choices=OUTPUT_BIASES,
     )
-    embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
-    variable_size: int = int_option(16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE)
-    context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
+    embedding_size: int = option(150, "size e of a token embedding", 1, MAX_SIZE)
+    variable_size: int = option(16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE)
+    context_size: int = option(16, "size k of the context vector", 1, MAX_SIZE)
     context_layer: str = option(
         "tanh",
         "activation of the layer that combines the context variables; none: no layer, for a single variable",
         choices=CONTEXT_LAYERS,
     )
-    rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
-    dropout_context: float = rate_option(
-        "rate at which training replaces category values by the unknown value, to train its embedding"
+    rank: int = option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
+    dropout_context: float = option(
+        0.0, "rate at which training replaces category values by the unknown value, to train its embedding", **RATE
     )
 
     def __post_init__(self) -> None:
@@ -502,36 +482,35 @@ class TrainingConfig:
     """Options of training."""
 
     epochs: float = option(
-        10.0, "passes over the training texts, with at least one step; fractions are allowed", limits=EPOCHS
+        10.0, "passes over the training texts, with at least one step; fractions are allowed", high=1e6, excluded="low"
     )
-    steps: int = int_option(0, "training steps; 0: those of epochs", 0)
-    min_users: int = int_option(
+    steps: int = option(0, "training steps; 0: those of epochs")
+    min_users: int = option(
         0,
         "learn a token of a text only if at least this many users wrote it after the same 3 tokens (tokenizers word "
         "and space: after the same 1 token); 0: learn all tokens",
-        0,
     )
-    batch_tokens: int = int_option(4000, "tokens per batch, including padding", 1)
-    learning_rate: float = float_option(1e-3, "peak learning rate of Adam")
-    token_rate: float = float_option(
+    batch_tokens: int = option(4000, "tokens per batch, including padding", 1)
+    learning_rate: float = option(1e-3, "peak learning rate of Adam")
+    token_rate: float = option(
         1.0, "factor on the learning rate of parameters with one row per token or context value, such as embeddings"
     )
-    weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW")
+    weight_decay: float = option(0.0, "decoupled weight decay of the matrices, as in AdamW")
     sparse_l1: tuple[str, ...] = option(
         ("1e-6",),
         "l1 penalty of the sparse softmax bias in nats per target: NUMBER, or NAME=NUMBER for one variable "
         "(repeatable)",
         metavar="[NAME=]NUMBER",
     )
-    samples: int = int_option(
-        0, "compute the softmax in training over this many sampled tokens and the target; 0: over all tokens", 0
+    samples: int = option(
+        0, "compute the softmax in training over this many sampled tokens and the target; 0: over all tokens"
     )
-    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
-    patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
+    evaluations: int = option(10, "evaluations on the development texts, at equal intervals", 1)
+    patience: int = option(0, "stop after this many evaluations without improvement; 0: never")
     max_dev_targets: int = 0  # the number of development targets that evaluations read; 0: all
     ngram_mixture: bool = option(False, "mix the trained model with n-gram counts of its texts if that is better")
-    seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
-    threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
+    seed: int = option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
+    threads: int = option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
     precision: str = option("auto", PRECISION_HELP, choices=PRECISIONS)
     device: str = option("auto", DEVICE_HELP, choices=DEVICES)
 
@@ -545,14 +524,11 @@ class TrainingConfig:
 
 def parse_assignment(text: str) -> tuple[str, float]:
     """Parse an item of `sparse_l1`, NUMBER or NAME=NUMBER, into a variable (empty: all variables) and the number."""
-    name, _, number_text = text.rpartition("=")
+    name, _, number = text.rpartition("=")
     try:
-        number = float(number_text)
-    except ValueError:
-        number = -1.0  # the next line refuses negative numbers
-    if not 0 <= number <= MAX_FLOAT:
-        raise UserError(f"sparse_l1: expected NUMBER or NAME=NUMBER with a number of at least 0, got {text!r}")
-    return name, number
+        return name, Limits(0, MAX_FLOAT, whole=False).parse(number)
+    except UserError as error:
+        raise UserError(f"sparse_l1 {text!r}: expected NUMBER or NAME=NUMBER; {error}") from None
 
 
 def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[float]:
@@ -564,10 +540,9 @@ def sparse_penalties(texts: Iterable[str], variables: Sequence[str]) -> list[flo
 
 
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the kinds that nested options (by section and name) select, by section.
+    """Return the kinds, by section, that options (by section and name) select by `kind`, `base` or `architecture`.
 
-    A section selects its `kind`; `base` and `architecture` select kinds as in `kinds_of_transformer`. Raise `UserError`
-    for unknown sections and options that contradict each other.
+    Raise `UserError` for unknown sections and options that contradict each other.
     """
     names = [field.name for field in dataclasses.fields(Config)]
     if not isinstance(sections, Mapping):
@@ -589,9 +564,9 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
 
     Raise `UserError` if a kind does not exist, or if two sections have an option of the same name.
     """
-    fixed = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
-    selected = {section: options_class(section, kind) for section, kind in {**DEFAULT_KINDS, **(kinds or {})}.items()}
-    types: dict[str, Any] = {item.name: {**fixed, **selected}[item.name] for item in dataclasses.fields(Config)}
+    types: dict[str, Any] = {"data": DataConfig, "model": ModelConfig, "training": TrainingConfig}
+    types |= {section: options_class(section, kind) for section, kind in {**DEFAULT_KINDS, **(kinds or {})}.items()}
+    types = {item.name: types[item.name] for item in dataclasses.fields(Config)}  # in this order
     section_by_option: dict[str, str] = {}
     for section, cls in types.items():
         for item in dataclasses.fields(cls):
@@ -603,19 +578,7 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Config:
-    """All options of a run, in six sections.
-
-    Args:
-        data: Options for reading tables.
-        tokenizer: Options of the selected kind of tokenizer.
-        model: Sizes of the context vector and the token embeddings, and adaptations.
-        backbone: Options of the selected kind of backbone.
-        head: Options of the selected kind of head.
-        training: Options of training.
-
-    Raises:
-        UserError: An option is invalid, or options contradict each other.
-    """
+    """All options of a run, in six sections; raises `UserError` if an option is not valid or contradicts another."""
 
     data: DataConfig = DataConfig()
     tokenizer: TokenizerOptions = dataclasses.field(default_factory=WordOptions)
@@ -630,22 +593,13 @@ class Config:
 
     @classmethod
     def of(cls, **options: Any) -> "Config":
-        """Create a config from options as in `options_by_section`: `Config.of(tokenizer="char", rank=8)`.
-
-        Raises:
-            UserError: No section has an option of that name, or its value is invalid.
-        """
+        """Create a config from options as in `options_by_section`: `Config.of(tokenizer="char", rank=8)`."""
         return cls.from_dict(options_by_section(options))
 
     def with_options(self, **options: Any) -> "Config":
-        """Return a copy of this config with changed options, named without their sections.
+        """Return a copy of this config with changed options, as in `options_by_section`.
 
-        Args:
-            **options: New values by name. `tokenizer`, `backbone` and `head` select a kind; if the kind changes, its
-                options get their defaults.
-
-        Raises:
-            UserError: No section has an option of that name, or its value is invalid.
+        If a kind changes, its options get their defaults.
         """
         return Config.from_dict(options_by_section({**options, "config": self}))
 
@@ -693,29 +647,31 @@ class Config:
 
 def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the section of each option that a config with these kinds has."""
-    sections = {item.name: section for section, cls in section_types(kinds).items() for item in option_fields(cls)}
-    del sections["kind"]
-    return sections
+    fields = [(section, field) for section, cls in section_types(kinds).items() for field in option_fields(cls)]
+    return {field.name: section for section, field in fields if field.name != "kind"}
 
 
 def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
     """Return options that are named without their sections, as on the command line, by section.
 
     Args:
-        options: Options by name. `tokenizer`, `backbone` and `head` select kinds, and `model` is the name of a model in
-            `MODELS`. `config` is a `Config` or the path of a file of options. The other options override those that
-            `model` sets; both override `config`.
+        options: Options by name. `tokenizer`, `backbone` and `head` select kinds, `model` a model in `MODELS`. `config`
+            is a `Config` or the path of a file of options. The other options override `model`; both override `config`.
         others: Further names that the error about an unknown name may suggest.
 
     Raises:
-        UserError: No section has an option of that name, or the file is not valid.
+        UserError: No section has an option of that name, a value is not valid, or the file is not valid.
     """
     options = dict(options)
     model, config = options.pop("model", None), options.pop("config", None)
     base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
     kinds = kinds_of_transformer(options)
     kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
-    base_options = _without_overridden(base_options, kinds, options)
+    kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)
+    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
+    if "backbone" in changed and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
+        changed.add("tokenizer")  # it is that of the base in the file
+    base_options = {section: content for section, content in base_options.items() if section not in changed}
     specified: dict[str, dict[str, Any]] = {name: {} for name in section_types()}
     specified |= {section: {"kind": kind} for section, kind in kinds.items()}
     if model:
@@ -727,26 +683,6 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
         check_choice("option", name, (*names, *OPTION_KINDS, "config", "model", *others))
         specified[names[name]][name] = value
     return {section: {**base_options.get(section, {}), **values} for section, values in specified.items()}
-
-
-def _without_overridden(
-    base_options: Mapping[str, Any], kinds: Mapping[str, str], options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Return the options of a file, by section, without the sections whose kinds are changed by `kinds`.
-
-    A base among the `options` replaces an architecture in the file, and the other way round. A pretrained tokenizer is
-    that of the base in the file.
-    """
-    kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)
-    changed = {section for section, kind in kinds.items() if kind != kinds_in_file[section]}
-    replaces_base = "backbone" in changed or "architecture" in options
-    if replaces_base and kinds_in_file["tokenizer"] == PretrainedTokenizerOptions.kind:
-        changed.add("tokenizer")
-    remaining = {section: dict(content) for section, content in base_options.items() if section not in changed}
-    if options.keys() & {*TRANSFORMER_OPTIONS}:
-        for name in TRANSFORMER_OPTIONS:
-            remaining.get("backbone", {}).pop(name, None)
-    return remaining
 
 
 def read_options(path: str | Path) -> dict[str, Any]:
@@ -763,11 +699,8 @@ def read_options(path: str | Path) -> dict[str, Any]:
 
 
 def _to_toml(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_to_toml, value))}]"
-    if isinstance(value, str):  # JSON strings are TOML strings, except that TOML requires the escape of DEL
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    """Return a value in JSON, which is TOML, except that TOML requires the escape of DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _create_section(cls: Any, name: str, content: Any) -> Any:

@@ -76,10 +76,17 @@ def test_an_unadapted_run_reads_tables_without_its_context_columns(
 def test_nats_of_a_certain_token_have_no_minus_sign(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = {"row": 0, "nats": -0.0, "targets": 1, "perplexity": 1.0, "tokens": [{"token": "a", "nats": -0.0}]}
+    row = {
+        "row": 0,
+        "nats": -0.0,
+        "targets": 1,
+        "perplexity": 1.0,
+        "unknown_targets": 0,
+        "tokens": [{"token": "a", "nats": -0.0}],
+    }
     monkeypatch.setattr(Run, "score_rows", lambda *_, **__: [row])
     assert main(["score", str(folder / "cell"), str(folder / "test.jsonl"), "--tokens"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["1\t0.0000\t1\t1.0000\t", "1\t0.0000\t\t\ta"]
+    assert capsys.readouterr().out.splitlines()[1:] == ["1\t0.0000\t1\t1.0000\t0\t", "1\t0.0000\t\t\t\ta"]
 
 
 def test_an_adapted_baseline_reads_its_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +198,8 @@ def test_texts_without_a_value_are_classified(
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (
         "",
-        f"2 texts classified (model, training priors), written to {out}; accuracy not computed: no text has a value\n"
+        f"2 texts classified (model, training priors), written to {out}; "
+        "accuracy not computed: no text has a candidate value\n"
         f"{UNCALIBRATED}",
     )
     cities = Run.open(cell).schema.variable("city").values[1:]
@@ -220,10 +228,7 @@ def test_only_the_first_predictions_are_printed(folder: Path, capsys: pytest.Cap
     assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1 + 20
-    assert (
-        shown.err.splitlines()[0]
-        == "only the first 20 texts are shown; --out FILE writes all, with the probability of every value"
-    )
+    assert shown.err.startswith("only the first 20 texts are shown")
     assert main(["classify", str(folder / "cell"), table, "--target", "city", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 21
 
@@ -231,9 +236,7 @@ def test_only_the_first_predictions_are_printed(folder: Path, capsys: pytest.Cap
 def test_values_outside_the_candidates_give_no_accuracy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = unlabelled(folder, [{"text": "sun", "stars": "1", "city": "Rome"}])
     assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
-    notice = (
-        "1 text classified (model, training priors); accuracy not computed: no text has a value among the candidates"
-    )
+    notice = "1 text classified (model, training priors); accuracy not computed: no text has a candidate value"
     assert capsys.readouterr().err.startswith(f"{notice}\n{UNCALIBRATED}")
     assert not (folder / "cell" / "results.jsonl").exists()
 
@@ -253,7 +256,7 @@ def test_texts_without_coordinates_are_classified_by_named_points(
         np.testing.assert_allclose(classify_points(run, [row], places).probabilities, expected, rtol=1e-5)
         table = unlabelled(tmp_path, [row])
         assert main(["classify", str(run.folder), table, "--points", str(tmp_path / "points.jsonl")]) == 0
-        notice = "1 text classified (model, uniform priors); accuracy not computed: no text has a value\n"
+        notice = "1 text classified (model, uniform priors); accuracy not computed: no text has a candidate value\n"
         assert capsys.readouterr().err == notice
 
 

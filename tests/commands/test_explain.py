@@ -82,9 +82,7 @@ def test_standard_input_and_page(
     assert main(command(folder, "-", "--page", str(page))) == 0
     shown = capsys.readouterr()
     (row,) = explain([Run.open(folder / "run")], ["cold sand"], {"stars=5": FIVE, "stars=1": ONE})
-    marks = [
-        mark_token(token["token"].replace("</s>", "¶"), token["ratio"], has_colours=False) for token in row["tokens"]
-    ]
+    marks = [mark_token(token["token"].replace("</s>", "¶"), token["ratio"]) for token in row["tokens"]]
     lines = shown.out.splitlines()
     assert " ".join(marks) in lines
     assert f"{row['ratio']:+.2f} nats in total; p(stars=5 | text) = {row['posterior']['stars=5']:.1%}" in lines
@@ -110,19 +108,21 @@ def test_colours_are_for_terminals(
     assert not coloured()
 
 
-def test_marks_have_three_strengths_on_each_side() -> None:
-    assert [mark_token("x", ratio, has_colours=False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
-    assert [mark_token("x", ratio, has_colours=False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == [
+def test_marks_have_three_strengths_on_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [mark_token("x", ratio) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
+    assert [mark_token("x", ratio) for ratio in (-0.2, -0.6, -1.2, -2.4)] == [
         "x",
         "x⁻",
         "x⁻⁻",
         "x⁻⁻⁻",
     ]
-    marks = {mark_token("x", ratio, has_colours=True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    marks = {mark_token("x", ratio) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
     assert len(marks) == 6
     assert all(text.endswith("mx\x1b[0m") for text in marks)
     assert sum("\x1b[4;" in text for text in marks) == 3
-    assert mark_token("x", 0.2, has_colours=True) == "x"
+    assert mark_token("x", 0.2) == "x"
 
 
 def test_more_than_two_contexts_have_a_table_of_posteriors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,13 +95,13 @@ def test_scores_have_named_columns_and_rows_from_one(trained: Path, capsys: pyte
     capsys.readouterr()
     assert main(files) == 0
     header, *texts = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert header == ["row", "nats", "targets", "perplexity"]
+    assert header == ["row", "nats", "targets", "perplexity", "out of vocabulary"]
     assert [int(text[0]) for text in texts] == list(range(1, 81))
     assert main([*files, "--tokens"]) == 0
     header, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert header == ["row", "nats", "targets", "perplexity", "token"]
-    assert {len(row) for row in rows} == {5}
-    assert [row[:4] for row in rows if row[2]] == texts
+    assert header == ["row", "nats", "targets", "perplexity", "out of vocabulary", "token"]
+    assert {len(row) for row in rows} == {6}
+    assert [row[:5] for row in rows if row[2]] == texts
     tokens = [row for row in rows if row[0] == "1" and not row[2]]
     assert len(tokens) == int(texts[0][2])
     assert sum(float(row[1]) for row in tokens) == pytest.approx(float(texts[0][1]), abs=0.01)
@@ -132,7 +132,7 @@ def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.
     assert "model, training priors" in output
     assert "left out" not in output
     assert main(["classify", *files, "--target", "stars", "--values", "1", "2"]) == 0
-    assert "48 with a value that is not a candidate left out" in capsys.readouterr().out
+    assert "48 without a candidate value left out" in capsys.readouterr().out
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 80
     for row in rows:
@@ -145,7 +145,9 @@ def test_classify_among_points(trained: Path, capsys: pytest.CaptureFixture[str]
     points.write_text("name,lat\nsouth,41\nnorth,47\n", encoding="utf-8")
     files = [str(trained / "run"), str(trained / "test.csv")]
     assert main(["classify", *files, "--points", str(points), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["texts"] == 80
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 80
+    assert {row["predicted"] for row in rows} <= {"south", "north"}
     points.write_text("name,lat\nsouth,forty\n", encoding="utf-8")
     assert main(["classify", *files, "--points", str(points)]) == 2
     assert "lat of south is not a number" in capsys.readouterr().err

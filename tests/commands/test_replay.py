@@ -129,17 +129,17 @@ def test_columns_default_to_those_of_the_run(folder: Path, capsys: pytest.Captur
     assert default_rows == replayed("same", "--user", "city", "--time", "day")
     assert default_rows != replayed("others", "--time", "time")
     assert {row["user"] for row in replayed("users", "--user", "user")} == {f"user {number}" for number in range(5)}
-    for column, option in (("city", "--user"), ("day", "--time")):
+    for column in ("city", "day"):
         files.write_rows(folder / "heldout.jsonl", [{k: v for k, v in row.items() if k != column} for row in dated])
         words = command(folder)
         words[1] = str(people)
         capsys.readouterr()
         assert main(words) == 2
         error = capsys.readouterr().err
-        assert f"heldout.jsonl: no column '{column}'; choose one with {option} (columns: text, " in error
+        assert f"heldout.jsonl: no column '{column}'; it has text, " in error
         assert error.count("\n") == 1
     assert main(["tune-online", str(people), str(folder / "heldout.jsonl"), "--threads", "1"]) == 2
-    assert "no column 'day'; choose one with --time (columns: text, user, time, city)" in capsys.readouterr().err
+    assert "no column 'day'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_columns_default_to_those_of_the_run(folder: Path, capsys: pytest.Captur
     [
         (["--compare", "plain,best"], "unknown system 'best'"),
         (["--time", "when"], "no column 'when'; it has text, user, time, city"),
-        (["--every", "0"], "every is 0"),
+        (["--every", "0"], "--every: expected a whole number from 1"),
         (["--compare", "online"], "the run does not distinguish users"),
     ],
 )

@@ -10,7 +10,7 @@ from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.rescoring.nbest import read_nbest
-from factorcell.evaluation.rescoring.rescore import ScoreWeights, rescore, score_hypotheses, word_error_rates
+from factorcell.evaluation.rescoring.rescore import read_weights, rescore, score_hypotheses, word_error_rates
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training.trainer import observe
@@ -87,18 +87,18 @@ def test_rescore_writes_rows_and_fits_weights(folder: Path, capsys: pytest.Captu
     assert [line.split()[0] for line in lines] == ["all", "hall", "hall", "hall"]
     assert "nats" in shown.err
     scored = score_hypotheses(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
-    fitted = ScoreWeights.open(weights_file)
+    fitted = read_weights(weights_file)
     rows = rescore(scored, fitted)
     assert files.read_rows(out) == rows
     assert main(command(folder, "--weights", str(weights_file), "--json", "--by", "hall")) == 0
     first, *summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert first == {"weights": dict(fitted.values)}
+    assert first == {"weights": fitted}
     assert summary == word_error_rates(rows, ["hall"])
 
 
 def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights_file = folder / "weights.json"
-    ScoreWeights({"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0}).save(weights_file)
+    files.write_json(weights_file, {"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0})
     assert main(command(folder, "--weights", str(weights_file))) == 0
     assert capsys.readouterr().out.splitlines()[0] == "weights: acoustic 1, lm 0.5, model 0.5, words 0"
 
@@ -151,7 +151,7 @@ def test_kaldi_lists_are_read_with_references_and_contexts(folder: Path, capsys:
     ("more", "message"),
     [
         (["--by", "room"], "unknown column 'room'; choose from who, role, hall"),
-        (["--share", "2"], "share is 2; it must be from 0 to 1"),
+        (["--share", "2"], "--share: expected a number from 0 to 1, got '2'"),
         (["--tune", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
         (["--weights", "nowhere.json"], "nowhere.json: there is no such file"),
         (["--context", "age=3"], "unknown context column 'age'"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from factorcell.commands.cli import terminal
+from factorcell.commands.evaluation import show_classification
 from factorcell.evaluation.bayes_rule import Classification
 
 
@@ -15,8 +16,8 @@ def test_classified_values_are_in_natural_order(
 ) -> None:
     truth = np.array([0, 0, 0, 1, 1, 2])
     posterior = np.log(np.eye(3)[[0, 0, 1, 1, 1, 0]] * 0.8 + 0.1)
-    result = Classification(names, posterior, truth, is_distractor=np.zeros(6, dtype=bool))
-    terminal.show_classification(result, result.metrics(), verbose=True)
+    result = Classification(names, posterior, truth)
+    show_classification(result, result.metrics(), verbose=True)
     shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
     counts = dict(zip(names, ("3", "2", "1"), strict=True))
     assert [line for line in shown if line[0] in names] == [[name, counts[name]] for name in expected]

@@ -132,7 +132,6 @@ def test_a_command_that_writes_works(words: str, capfd: pytest.CaptureFixture[st
     ("words", "message"),
     [
         ("complete pretrained the --typos 1", "typos: expected a tokenizer of characters, got pretrained"),
-        ("generate pretrained --each city --ban sea", "cuts a word into pieces that other words contain"),
         ("mix pretrained new --dev texts.csv --out mixed", "cannot mix models with different vocabularies"),
         (f"generate pretrained --max-tokens {MAX_POSITIONS + 9} --min-tokens {MAX_POSITIONS + 9}", "expected at least"),
         ("finetune pretrained texts.csv --out tuned --train backbone", "has no part 'backbone' that can be trained"),

@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train train.jsonl --dev dev.jsonl --out OUT *TRAIN", "train dev"),
     "compare": (
         "compare train.jsonl --dev dev.jsonl --test test.jsonl --out OUT "
-        "--models unadapted factorcell --ngram --target city *TRAIN",
+        "--models unadapted factorcell --target city *TRAIN",
         "train dev test",
     ),
     "finetune": ("finetune run test.jsonl --dev dev.jsonl --out OUT --epochs 1", "test dev"),

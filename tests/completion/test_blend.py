@@ -1,6 +1,7 @@
 """Compare the blend with its sources alone, and fitted weights with the weights that generated the choices."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from factorcell.completion.blend import (
     SOURCES,
     Blend,
     BlendWeights,
-    Candidate,
+    Candidates,
+    Example,
     save_settings,
 )
-from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.completer import Completer
 from factorcell.completion.online import LearningRule, User
 from factorcell.completion.popularity import History, Popularity, Suggestion
 from factorcell.errors import UserError
@@ -40,16 +42,25 @@ def weights_of(source: str) -> BlendWeights:
     return BlendWeights({f: (1.0 if f in SOURCES[source] and f != "model rest" else 0.0) for f in FEATURES})
 
 
+def candidates_of(*, none: Mapping[str, float], **features_of_texts: Mapping[str, float]) -> Candidates:
+    """Return candidates with these features, which are 0 otherwise."""
+    rows = [[features.get(name, 0.0) for name in FEATURES] for features in (*features_of_texts.values(), none)]
+    return Candidates([*features_of_texts], np.array(rows), [0] * len(features_of_texts))
+
+
+def probabilities(weights: BlendWeights, candidates: Candidates) -> list[float]:
+    return [math.exp(log_prob) for log_prob in weights.log_probabilities(candidates.features)]
+
+
 def suggested(blend: Blend, prefix: str, user: User) -> list[str]:
     return [suggestion.text for suggestion in blend.complete(prefix, user)]
 
 
 def test_candidates_have_the_features_of_their_sources() -> None:
     blend, history = Blend(make_run(), POPULAR), History(("abba", "b", "abba", "acc", "b"))
-    model = Suggestions(
-        [Suggestion("abc", math.log(0.5), "model"), Suggestion("acc", math.log(0.25), "model")], 7, False
-    )
-    features = {candidate.text: list(candidate.features) for candidate in blend.candidates("a", model, history, 10)}
+    model = [Suggestion("abc", math.log(0.5), "model"), Suggestion("acc", math.log(0.25), "model")]
+    candidates = blend.candidates("a", model, history, 10)
+    features = dict(zip([*candidates.texts, ""], candidates.features.tolist(), strict=True))
     shares = {"abc": math.log(5 / 8), "abba": math.log(3 / 8)}  # of the counts of all candidates
     total = math.log(8)
     history_logs = {candidate.text: candidate.log_probability for candidate in history.complete("a")}
@@ -92,8 +103,8 @@ def test_more_counts_are_never_below_fewer() -> None:
     blend = Blend(run, popularity)
     examples = []
     for _ in range(100):
-        alternatives = blend.candidates("a", Suggestions([], 0, False), History(("abb",)), 10)
-        examples.append((alternatives, str(random.choice(["abb", "aba", "", "ab"]))))  # rare texts are entered often
+        candidates = blend.candidates("a", [], History(("abb",)), 10)
+        examples.append((candidates, str(random.choice(["abb", "aba", "", "ab"]))))  # rare texts are entered often
     for weights in (DEFAULT_WEIGHTS, BlendWeights.fit(examples)):
         weights = replace(weights, threshold=0.0)
         assert suggested(Blend(run, popularity, weights, seconds=seconds), "", user) == expected
@@ -104,10 +115,10 @@ def test_a_proposal_of_the_model_never_lowers_the_score() -> None:
     run = make_run()
     popularity = Popularity.fit(["abc"] * 5 + ["cab"] * 4 + ["bac"] * 3)
     blend = Blend(run, popularity)
-    model = Suggestions([Suggestion("abc", math.log(0.3), "model"), Suggestion("cc", math.log(0.1), "model")], 7, False)
-    alternatives = blend.candidates("", model, History(), 10)
-    weights = BlendWeights.fit([(alternatives, "bac")] * 30 + [(alternatives, "cab")] * 30 + [(alternatives, "")] * 9)
-    texts = [suggestion.text for suggestion in weights.merge(alternatives, 10)]
+    model = [Suggestion("abc", math.log(0.3), "model"), Suggestion("cc", math.log(0.1), "model")]
+    candidates = blend.candidates("", model, History(), 10)
+    weights = BlendWeights.fit([(candidates, "bac")] * 30 + [(candidates, "cab")] * 30 + [(candidates, "")] * 9)
+    texts = [suggestion.text for suggestion in weights.merge(candidates, 10)]
     assert [text for text in texts if text != "cc"] == ["abc", "cab", "bac"]
 
 
@@ -126,29 +137,27 @@ def test_an_invented_text_needs_evidence() -> None:
 
 
 def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
-    def example(log_prob: float, text: str) -> tuple[list[Candidate], str]:
+    known, none = {"popular": 1.0, "popular log share": -1.0}, {"none": 1.0}
+
+    def example(log_prob: float, text: str) -> Example:
         """Return an example with an invented text "new" of a probability and a popular text."""
-        features = dict.fromkeys(FEATURES, 0.0)
-        new = Candidate("new", tuple({**features, "model": 1.0, "model log p": log_prob}.values()))
-        known = Candidate("known", tuple({**features, "popular": 1.0, "popular log share": -1.0}.values()))
-        return [new, known, Candidate("", tuple({**features, "none": 1.0}.values()))], text
+        return candidates_of(new={"model": 1.0, "model log p": log_prob}, known=known, none=none), text
 
     weights = BlendWeights({**dict.fromkeys(FEATURES, 0.0), "model": 3.0, "model log p": 1.0})
     wrong, right = [example(-float(i) / 50, "known") for i in range(50)], [example(1.0, "new") for _ in range(50)]
     threshold = weights.fit_threshold([*wrong, *right])
-    first = [math.exp(weights.log_probabilities(alternatives)[0]) for alternatives, _ in wrong]
+    first = [probabilities(weights, candidates)[0] for candidates, _ in wrong]
     assert sum(probability >= threshold for probability in first) <= 0.005 * 100 < 1
-    assert all(math.exp(weights.log_probabilities(alternatives)[0]) >= threshold for alternatives, _ in right)
+    assert all(probabilities(weights, candidates)[0] >= threshold for candidates, _ in right)
     # A third of the inventions are right, but without them the blend still ranks better than each source alone.
-    popular = [(example(-1.0, "known")[0][1:], "known") for _ in range(30)]
-    typed = Candidate("typed", tuple({**dict.fromkeys(FEATURES, 0.0), "own": 1.0}.values()))
-    typed_before = [([typed, alternatives[-1]], "typed") for alternatives, _ in popular]
+    popular = [(candidates_of(known=known, none=none), "known")] * 30
+    typed_before = [(candidates_of(typed={"own": 1.0}, none=none), "typed")] * 30
     costly = [example(-1.0, "other" if number % 3 else "new") for number in range(30)]
-    probability = math.exp(weights.log_probabilities(costly[0][0])[0])
+    probability = probabilities(weights, costly[0][0])[0]
     assert weights.fit_threshold([*popular, *typed_before, *costly]) > probability
     # If most lists begin with wrong inventions, but the right ones are no more probable, none are removed.
     mixed = [example(-1.0, "new" if number % 3 else "other") for number in range(60)]
-    assert weights.fit_threshold(mixed) <= math.exp(weights.log_probabilities(mixed[0][0])[0])
+    assert weights.fit_threshold(mixed) <= probabilities(weights, mixed[0][0])[0]
 
 
 @pytest.mark.parametrize(
@@ -164,11 +173,6 @@ def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
 def test_inventions_need_evidence_to_be_first_and_a_tenth_of_it_to_follow(threshold: float, shown: list[int]) -> None:
     evidence = (0.5, blend_module.KNOWN, 0.2, 0.06, 0.04)
     assert blend_module._shown(evidence, threshold) == shown
-    for entered in range(5):
-        case = blend_module._Case(evidence, entered)
-        rank = shown.index(entered) + 1 if entered in shown else None
-        assert case.reciprocal_rank(threshold) == pytest.approx(1 / rank if rank else 0)
-        assert case.begins_wrong(threshold) == (shown[0] == 0 and entered != 0)
     assert blend_module._shown((0.3, 0.2), 0.31) == []  # a short list is better than an invented one
 
 
@@ -194,12 +198,13 @@ def test_probabilities_sum_to_one_and_parts_sum_to_scores() -> None:
     weights = BlendWeights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
     blend, user = Blend(run, POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
     typed_text = blend.type_text(blend.begin(user), "a")
-    few, alternatives = (
-        blend.candidates("a", Completer.suggest(blend, typed_text, count), user.history, count) for count in (10, 1000)
+    few, candidates = (
+        blend.candidates("a", Completer.suggest(blend, typed_text, count).suggestions, user.history, count)
+        for count in (10, 1000)
     )
     assert blend.suggest(typed_text, 10).suggestions == weights.merge(few, 10)
-    suggestions = weights.merge(alternatives, 1000)
-    none = math.exp(weights.log_probabilities(alternatives)[-1])
+    suggestions = weights.merge(candidates, 1000)
+    none = probabilities(weights, candidates)[-1]
     assert sum(math.exp(s.log_probability) for s in suggestions) == pytest.approx(1 - none)
     logs = [s.log_probability for s in suggestions]
     assert logs == sorted(logs, reverse=True)
@@ -249,8 +254,10 @@ def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
     for _ in range(3000):
         features = random.normal(size=(random.integers(2, 9), len(FEATURES)))
         scores = np.exp(features @ true)
-        texts = [Candidate(str(row), tuple(row_features)) for row, row_features in enumerate(features)]
-        examples.append((texts, str(random.choice(len(texts), p=scores / scores.sum()))))
+        texts = [str(row) for row in range(len(features) - 1)]  # the last row is "none of them"
+        examples.append(
+            (Candidates(texts, features, [0] * len(texts)), str(random.choice(len(features), p=scores / scores.sum())))
+        )
     fitted = BlendWeights.fit(examples)
     assert fitted.array == pytest.approx(true, abs=0.2)
     low, high = np.array(list(BOUNDS.values())).T
@@ -258,7 +265,7 @@ def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
     def loss(weights: np.ndarray) -> float:
         total = PENALTY * float(((weights - DEFAULT_WEIGHTS.array) ** 2).sum())
         for candidates, text in examples:
-            scores = np.array([candidate.features for candidate in candidates]) @ weights
+            scores = candidates.features @ weights
             total += float(np.logaddexp.reduce(scores) - scores[int(text)])
         return total
 
@@ -271,24 +278,18 @@ def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
 
 def test_recent_texts_are_never_below_older_ones() -> None:
     """Even if users enter what they entered longest ago."""
-    features = dict.fromkeys(FEATURES, 0.0)
-    recent, old = (
-        Candidate(name, tuple({**features, "own": 1.0, "own last": math.log(number)}.values()))
-        for name, number in (("recent", 1), ("old", 20))
+    candidates = candidates_of(
+        recent={"own": 1.0, "own last": 0.0}, old={"own": 1.0, "own last": math.log(20)}, none={"none": -9.0}
     )
-    weights = BlendWeights.fit([([recent, old], "old")] * 50)
-    log_probs = weights.log_probabilities([recent, old])
-    assert log_probs[0] >= log_probs[1]
+    recent, old, _ = probabilities(BlendWeights.fit([(candidates, "old")] * 50), candidates)
+    assert recent >= old
 
 
 def test_a_missing_text_is_none_of_the_alternatives() -> None:
-    features = dict.fromkeys(FEATURES, 0.0)
-    popular = Candidate("a", tuple({**features, "popular": 1.0, "popular log share": 0.0}.values()))
-    none = Candidate("", tuple({**features, "none": 1.0}.values()))
+    candidates = candidates_of(a={"popular": 1.0}, none={"none": 1.0})
     for share in (0.1, 0.9):
-        examples = [([popular, none], "a" if number < 400 * share else "missing") for number in range(400)]
-        fitted = BlendWeights.fit(examples)
-        assert math.exp(fitted.log_probabilities([popular, none])[0]) == pytest.approx(share, abs=0.02)
+        examples = [(candidates, "a" if number < 400 * share else "missing") for number in range(400)]
+        assert probabilities(BlendWeights.fit(examples), candidates)[0] == pytest.approx(share, abs=0.02)
 
 
 def test_a_run_without_completion_files_has_default_weights_and_no_popular_texts(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Compare typo-tolerant lookup with a comparison of every text."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -9,14 +10,14 @@ from hypothesis import strategies as st
 
 from factorcell.completion import typos
 from factorcell.completion.popularity import History, Popularity, Suggestion
-from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST, TypoTolerantLookup
+from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST
 from tests.completion.test_typos import count_typos, max_typos_for
 
 TEXTS = st.text("ab🇳", max_size=6)
 
 
 def expected_suggestions(
-    shares: dict[str, float], exact: list[Suggestion], typed: str, k: int, max_typos: int
+    shares: Mapping[str, float], exact: list[Suggestion], typed: str, k: int, max_typos: int
 ) -> list[Suggestion]:
     """Return the exact suggestions, then all texts within the permitted number of typos, sorted."""
     matches = []
@@ -51,20 +52,25 @@ def test_lookup_finds_all_texts_within_the_permitted_typos(
     history = History()
     for query in queries:
         history = history.add(query)
-    for counted, source in ((Popularity.fit(queries, min_count=1), "popularity"), (history, "history")):
+    popularity = Popularity.fit(queries, min_count=1)
+    popular_shares = {text: count / len(queries) for text, count in popularity.counts.items()}
+    for counted, shares, source in (
+        (popularity, popular_shares, "popularity"),
+        (history, history.shares, "history"),
+    ):
         exact = counted.complete(typed, k)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(typos, "TYPO_COST", cost)
             patch.setattr(typos, "FIRST_TOKEN_COST", first)
-            suggestions = TypoTolerantLookup(counted, max_typos).complete(typed, k)
-            expected = expected_suggestions(counted.shares(), exact, typed, k, max_typos)
+            suggestions = counted.complete(typed, k, max_typos)
+            expected = expected_suggestions(shares, exact, typed, k, max_typos)
         assert are_close(suggestions, expected)
         assert suggestions[: len(exact)] == exact
         assert {s.source for s in suggestions} <= {source}
 
 
 def test_ties_are_in_alphabetical_order_and_unknown_letters_match_no_letter() -> None:
-    lookup = TypoTolerantLookup(Popularity.fit(["abd", "abc", "adc", "abe"], min_count=1))
-    assert [s.text for s in lookup.complete("axc")] == ["abc", "adc"]
-    assert [s.text for s in lookup.complete("abx")] == ["abc", "abd", "abe"]
-    assert TypoTolerantLookup(Popularity.fit(["adfh"], min_count=1)).complete("acgh") == []
+    lookup = Popularity.fit(["abd", "abc", "adc", "abe"], min_count=1)
+    assert [s.text for s in lookup.complete("axc", typos=2)] == ["abc", "adc"]
+    assert [s.text for s in lookup.complete("abx", typos=2)] == ["abc", "abd", "abe"]
+    assert Popularity.fit(["adfh"], min_count=1).complete("acgh", typos=2) == []

@@ -1,6 +1,7 @@
 """Invalid users, invalid texts and learning that would overflow are refused."""
 
 import itertools
+import json
 import struct
 import zlib
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import MAX_RATE, MAX_TEXT_COUNT, Floats, Learner, LearningRule, User, learn_one
+from factorcell.completion.online import MAX_RATE, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.completion.replay import read_streams
 from factorcell.completion.texts import MAX_BYTES, check_text
@@ -40,10 +41,15 @@ def with_checksum(content: bytes) -> bytes:
     return content + struct.pack("<I", zlib.crc32(content))
 
 
-def forge_user(vector: list[float], state: list[float], rows: int = 1, rest: bytes = b"") -> bytes:
-    """Return the bytes of a user with these numbers, which may be invalid."""
-    numbers = struct.pack(f"<{len(vector) + len(state)}f", *vector, *state)
-    return with_checksum(struct.pack("<3sB16sHHI", b"fcu", 1, bytes(16), len(vector), rows, 3) + numbers + rest)
+def forge_user(vector: list[float], state: list[float], **values: Any) -> bytes:
+    """Return the bytes of a user with these numbers and values of the header, which may be invalid."""
+    header = {"size": len(vector), "rows": 1, "text_count": 3, "fingerprint": "", "texts": [], **values}
+    return forge_header(json.dumps(header), struct.pack(f"<{len(vector) + len(state)}f", *vector, *state))
+
+
+def forge_header(header: str, numbers: bytes = bytes(16)) -> bytes:
+    """Return the bytes of a user with this header."""
+    return with_checksum(b"fcu\1" + header.encode() + b"\n" + numbers)
 
 
 with_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -59,13 +65,19 @@ NAN, INF = float("nan"), float("inf")
         (forge_user([0, 0], [INF, 0]), "not finite"),
         (forge_user([0, 0], [0, -1e-30]), "not finite"),
         (forge_user([], []), "float32 (0,)"),
-        (forge_user([0], [0] * 3, rows=3), "(3, 1)"),
-        (forge_user([0], [0], rows=2), "buffer is smaller"),
-        (forge_user([0], [], rows=0, rest=b"\3"), "invalid user"),
-        (forge_user([0], [], rows=0, rest=b"\3\0\0\0ab"), "cut off"),
-        (forge_user([0], [], rows=0, rest=b"\xff\xff\xff\xffab"), "cut off"),
-        (forge_user([0], [], rows=0, rest=b"\1\0\0\0\xff"), "can't decode"),
-        (forge_user([0], [], rows=0, rest=b"\3\0\0\0\xed\xa0\x80"), "can't decode"),  # a surrogate
+        (forge_user([0], [0] * 3, rows=2), "cannot reshape"),
+        (forge_user([0], [0], rows=2), "cannot reshape"),
+        (forge_user([0], [], rows=-1), "invalid user"),
+        (forge_user([0], [0], rows="1"), "cannot be read"),
+        (forge_user([0], [0], text_count=-1), "text count -1"),
+        (forge_user([0], [0], text_count=None), "cannot be read"),
+        (forge_user([0], [0], fingerprint="zz"), "cannot be read"),
+        (forge_user([0], [0], fingerprint="01"), "fingerprint of 1 bytes"),
+        (forge_user([0], [0], texts=[5]), "cannot be read"),
+        (forge_user([0], [0], texts=["\ud800"]), "not Unicode text"),
+        (forge_header("{}"), "cannot be read"),
+        (forge_header("[" * 100_000), "cannot be read"),
+        (forge_header("5"), "cannot be read"),
         (b"", "invalid user"),
         (b"\0" * 7, "invalid user"),
         (b"\0" * 40, "invalid user"),
@@ -89,7 +101,6 @@ def test_invalid_user_bytes_are_refused(content: bytes, message: str) -> None:
         ({"state": -STATE}, "negative"),
         ({"state": STATE[0]}, "32-bit floats"),
         ({"text_count": -1}, "text count -1"),
-        ({"text_count": MAX_TEXT_COUNT + 1}, "text count 4,294,967,296"),
         ({"fingerprint": b"run"}, "fingerprint of 3 bytes"),
     ],
 )
@@ -122,7 +133,7 @@ def test_bytes_that_are_cut_or_joined_are_refused(position: int, extra: bytes) -
 @with_fixtures
 @given(content=st.binary(max_size=80))
 def test_any_bytes_are_a_valid_user_or_refused(content: bytes) -> None:
-    for user_bytes in (content, with_checksum(b"fcu\1" + content), with_checksum(GOOD.to_bytes()[:24] + content)):
+    for user_bytes in (content, with_checksum(b"fcu\1" + content), with_checksum(GOOD.to_bytes()[:-20] + content)):
         try:
             user = User.from_bytes(user_bytes)
         except UserError:
@@ -220,7 +231,7 @@ def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str]) -> 
     assert total <= MAX_BYTES
     assert count == len(texts) or total + len(texts[-count - 1].encode()) > MAX_BYTES
     user = replace(GOOD, history=history)
-    assert len(user.to_bytes()) <= MAX_BYTES + 4 * 100 + 32 + 16
+    assert len(user.to_bytes()) <= MAX_BYTES + 3 * 100 + 200
     assert User.from_bytes(user.to_bytes()).history == history
 
 
@@ -244,13 +255,13 @@ def test_learning_that_overflows_leaves_the_user_unchanged(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"optimizer": "sgd", "rate": NaN}', "rate is nan; it must be a number from 0 to 1e+09"),
+        ('{"optimizer": "sgd", "rate": NaN}', "rate is nan; it must be a number"),
         ('{"optimizer": "sgd", "rate": -0.1}', "rate is -0.1"),
         ('{"optimizer": "sgd", "rate": 1' + "0" * 400 + "}", "rate is 1000"),
         ('{"optimizer": "sgd", "rate": true}', "rate is True"),
         ('{"optimizer": "sgd", "rate": "0.1"}', "rate is '0.1'"),
         ('{"optimizer": ["sgd"]}', "unknown online optimizer"),
-        ('{"max_norm": NaN}', "max_norm is nan; it must be at least 0"),
+        ('{"max_norm": NaN}', "max_norm is nan; it must be a "),
         ('{"pace": 1}', "not a rule"),
     ],
 )

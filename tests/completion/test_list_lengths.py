@@ -1,5 +1,6 @@
 """A list of at most ten suggestions is the beginning of the list of ten."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,6 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import User
 from factorcell.completion.popularity import MIN_PROPOSALS, History, Popularity, Suggestion
 from factorcell.completion.search import PlainEngine
-from factorcell.completion.typos import TypoTolerantLookup
 from tests import kernels
 from tests.small_runs import make_letters
 
@@ -39,10 +39,11 @@ def check_shorter_lists(complete: Callable[[int], Sequence[Suggestion]]) -> None
 
 @pytest.mark.parametrize("prefix", ["", "a", "bc", "abca"])
 def test_shorter_lists_of_counted_texts_begin_longer_ones(prefix: str) -> None:
-    for lookup in (POPULAR, HISTORY, TypoTolerantLookup(POPULAR), TypoTolerantLookup(HISTORY)):
-        longest = lookup.complete(prefix, 400)
+    lookups: list[Popularity | History] = [POPULAR, HISTORY]
+    for lookup, typos in itertools.product(lookups, (0, 2)):
+        longest = lookup.complete(prefix, 400, typos)
         for count in COUNTS:
-            assert lookup.complete(prefix, count) == longest[:count]
+            assert lookup.complete(prefix, count, typos) == longest[:count]
 
 
 @pytest.mark.parametrize("typos", [0, 1, 2])

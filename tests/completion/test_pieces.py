@@ -3,8 +3,10 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from factorcell import UserError
 from factorcell.completion import User, learn_one
 from factorcell.completion.completer import Completer
-from factorcell.completion.pieces import MORE_TOKENS, PieceEngine, PieceIndex
+from factorcell.completion.pieces import MORE_TOKENS, PieceEngine
 from factorcell.completion.search import SearchRequest
 from factorcell.config import BpeOptions, Config
 from factorcell.data.cache import prepare
@@ -26,6 +28,7 @@ from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.runs.run import Run
 from tests.pretrained_models import write_pretrained
+from tests.small_runs import as_any
 
 LETTERS = ["a", "b", "Ġ", "Ã", "©", "'"]  # the last letters but one are the bytes of é
 MERGES = [("a", "b"), ("Ġ", "a"), ("Ġa", "b"), ("b", "b"), ("ab", "ab"), ("Ã", "©"), ("a", "Ã"), ("'", "a")]
@@ -205,9 +208,9 @@ def test_beginnings_share_the_keys_and_values_of_a_transformer(tmp_path: Path) -
     for tokens in both:
         keys, expected = (each.beginnings[tokens].state.arrays[2] for each in (state, alone))
         torch.testing.assert_close(keys, expected)
-    request = SearchRequest(state, 2, completer.max_text_tokens)
+    request = SearchRequest(state, 2, completer.max_text_tokens, max_expanded=1, max_waiting=10)
     with run.scoring():
-        frontier = completer.engine._begin(request, 1, 10)
+        frontier = completer.engine._begin(request)
     longest = max(len(tokens) for tokens in state.covers)  # with the start token, without the last one
     assert frontier.states.stored_tokens <= longest * len({tokens[:-1] for tokens in state.covers})
 
@@ -218,7 +221,7 @@ def test_a_search_that_ends_early_says_so(run: Run) -> None:
     typed_text = completer.type_text(completer.begin(), "a")
     request = SearchRequest(typed_text.prefix_state, 10, completer.max_text_tokens)
     with run.scoring():
-        cut = engine.search(request, max_expanded=3)
+        cut = engine.search(replace(request, max_expanded=3))
     assert cut.is_cut
     assert cut.expanded_count <= 3
     with run.scoring():
@@ -233,16 +236,15 @@ def test_typos_are_refused(run: Run) -> None:
 
 def test_the_index_finds_tokens_by_their_bytes() -> None:
     contents = [b"", b"a", b"ab", b"b", b"a", b"\xff", b"\xff\xff"]
-    index = PieceIndex(contents)
+    engine = PieceEngine(as_any(None), as_any(SimpleNamespace(bytes_by_id=contents)), MAX_TOKENS)
 
     def expected(content: bytes) -> Iterator[int]:
         return (number for number, item in enumerate(contents) if item and item.startswith(content))
 
     for content in (b"", b"a", b"ab", b"abc", b"\xff", b"c"):
-        assert sorted(index.beginning_with(content)) == sorted(expected(content))
-        assert sorted(index.equal_to(content)) == [
-            number for number, item in enumerate(contents) if item and item == content
-        ]
+        assert sorted(engine.tokens_beginning_with(content)) == sorted(expected(content))
+        equal = [number for number, item in enumerate(contents) if item and item == content]
+        assert engine.tokens.get(content, []) == equal
 
 
 def test_a_user_is_learned_online(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from factorcell.commands.interactive import InteractiveCompleter
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
@@ -53,16 +52,6 @@ def test_a_private_text_does_not_change_a_user(run: Run) -> None:
     user = learn_one(run, User.new(run), ORDINARY)
     assert learn_one(run, user, SECRET) is user
     assert not np.array_equal(learn_one(run, user, "pin 48").vector, user.vector)
-
-
-def test_a_private_line_in_the_terminal_is_not_learned(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    completer = InteractiveCompleter(run, Completer(run), User.new(run), {}, 5)
-    completer.learn_line(SECRET)
-    assert completer.user is not None
-    assert completer.user.text_count == 0
-    assert "not learned: the line seems to contain a password" in capsys.readouterr().err
-    completer.learn_line(ORDINARY)
-    assert completer.user.text_count == 1
 
 
 def test_a_private_text_is_never_popular() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from factorcell.bootstrap import MIN_UNITS
-from factorcell.completion.blend import Blend
+from factorcell.completion.blend import Blend, rank_of
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity, Suggestion
@@ -24,7 +24,6 @@ from factorcell.completion.replay import (
     context_columns,
     draw_prefix,
     open_systems,
-    rank_of,
     read_streams,
     replay,
     summarise,
@@ -183,7 +182,7 @@ def test_each_text_is_completed_before_it_is_learned() -> None:
     [
         ([{"text": "a", "time": 1}], {}, "no column 'user'; it has text, time"),
         ([{"text": "a", "user": "u", "time": 1}], {"context_columns": ["project"]}, "no column 'project'"),
-        ([*ROWS, {"text": None, "user": "u", "time": 1}], {}, "row 7: text is None, not a text"),
+        ([*ROWS, {"text": None, "user": "u", "time": 1}], {}, "row 7: text None: not a text"),
         ([*ROWS, {"text": "a", "user": "", "time": 1}], {}, "row 7: user is missing"),
         (
             [*ROWS, {"text": "a", "user": "u", "time": "noon"}],
@@ -202,7 +201,7 @@ def test_invalid_tables_are_reported(rows: list[dict[str, Any]], options: dict[s
 
 
 def test_every_must_be_at_least_1() -> None:
-    with pytest.raises(UserError, match="every is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="every is 0; it must be a whole number from 1"):
         read_streams(ROWS, DATA, every=0)
 
 

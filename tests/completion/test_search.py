@@ -16,7 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.compiled import CompiledEngine, PackedPrefix, new_engine
+from factorcell.completion import compiled as compiled_module
+from factorcell.completion import search as search_module
+from factorcell.completion.compiled import CompiledEngine, new_engine
 from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Stop
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.columns.context import Context
@@ -69,6 +71,15 @@ def use_instructions(variant: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def set_batch_size(size: int) -> Iterator[None]:
+    """Set the initial number of hypotheses that both searches expand at once."""
+    with pytest.MonkeyPatch.context() as changed:
+        for module in (compiled_module, search_module):
+            changed.setattr(module, "INITIAL_BATCH_SIZE", size)
+        yield
+
+
 def context_of(run: Run, city: str) -> Context:
     return run.prepare([{"text": "", "city": city}]).context(np.zeros(1, dtype=np.int64))
 
@@ -77,12 +88,13 @@ def plain_state(run: Run, prefix: str, city: str = "Oslo") -> PrefixState:
     """Return the state of the plain search for a prefix in a city."""
     plain = PlainEngine(run.model)
     with run.scoring():
-        return plain.read_prefix(plain.begin(context_of(run, city)), run.tokenizer.encode(prefix))
+        state: PrefixState = plain.read_prefix(plain.begin(context_of(run, city)), run.tokenizer.encode(prefix))
+    return state
 
 
 def compiled_state(
     run: Run, prefix: str, city: str = "Oslo", products: str = "float32"
-) -> tuple[CompiledEngine, PackedPrefix]:
+) -> tuple[CompiledEngine, PrefixState]:
     """Return the compiled search of a run, and its state for a prefix in a city."""
     packed = PackedModel.from_model(run.model, products)
     assert packed is not None
@@ -93,15 +105,14 @@ def compiled_state(
 
 
 def search(run: Run, prefix: str, k: int, max_tokens: int, kind: str = DEFAULT_KIND, **options: Any) -> SearchResult:
-    """Search the completions of a prefix; `options` are fields of the request or options of the search."""
-    fields = {name: options.pop(name) for name in ("text_of", "min_log_prob", "stop") if name in options}
+    """Search the completions of a prefix; `options` are fields of the request."""
     city = options.pop("city", "Oslo")
     with run.scoring(), use_instructions("off" if kind == "pytorch" else kind):
         if kind == "pytorch":
             plain = PlainEngine(run.model)
-            return plain.search(SearchRequest(plain_state(run, prefix, city), k, max_tokens, **fields), **options)
+            return plain.search(SearchRequest(plain_state(run, prefix, city), k, max_tokens, **options))
         compiled, prefix_state = compiled_state(run, prefix, city)
-        return compiled.search(SearchRequest(prefix_state, k, max_tokens, **fields), **options)
+        return compiled.search(SearchRequest(prefix_state, k, max_tokens, **options))
 
 
 def enumerate_completions(run: Run, prefix: str, city: str, max_tokens: int) -> dict[Ids, float]:
@@ -143,16 +154,8 @@ def test_search_finds_the_best_of_all_texts(kind: str, data: st.DataObject, pref
         return ids != refused and refused not in ids
 
     logs = {ids: log for ids, log in enumerate_completions(run, prefix, city, max_tokens).items() if accept(ids)}
-    result = search(
-        run,
-        prefix,
-        k,
-        max_tokens,
-        kind,
-        text_of=lambda ids: ids if accept(ids) else None,
-        city=city,
-        initial_batch_size=batch,
-    )
+    with set_batch_size(batch):
+        result = search(run, prefix, k, max_tokens, kind, text_of=lambda ids: ids if accept(ids) else None, city=city)
     assert not result.is_cut
     assert is_best(result, logs, k)
 
@@ -177,13 +180,11 @@ def test_typing_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
     )
     assert prefix_state.ids == expected.ids == tuple(run.tokenizer.encode(text))
     assert empty.ids == ()
-    for actual_logs, expected_logs in zip(prefix_state.log_probs, expected.log_probs, strict=True):
-        assert torch.equal(actual_logs, expected_logs)
-    for state, other in zip(
-        *(itertools.chain(*as_any(prefix.states)) for prefix in (prefix_state, expected)), strict=True
-    ):
-        assert torch.equal(state.hidden, other.hidden)
-        assert torch.equal(state.memory, other.memory)
+    for (state, logs), (expected_state, expected_logs) in zip(prefix_state.states, expected.states, strict=True):
+        assert torch.equal(logs, expected_logs)
+        for layer, expected_layer in zip(state, expected_state, strict=True):
+            assert torch.equal(layer.hidden, expected_layer.hidden)
+            assert torch.equal(layer.memory, expected_layer.memory)
 
 
 @kernels.compiled
@@ -202,8 +203,8 @@ def test_the_compiled_state_equals_the_plain_state_after_typing_and_deleting(
         _, read_at_once = compiled_state(run, text)
     plain = plain_state(run, text)
     assert prefix_state.ids == read_at_once.ids == plain.ids
-    for row, read_at_once_row, (state,), logs in zip(
-        prefix_state.states, read_at_once.states, as_any(plain.states), plain.log_probs, strict=True
+    for row, read_at_once_row, ((state,), logs) in zip(
+        prefix_state.states, read_at_once.states, plain.states, strict=True
     ):
         assert torch.equal(row, read_at_once_row)
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
@@ -218,7 +219,8 @@ def test_a_search_without_room_is_cut_and_returns_texts_with_correct_scores(
 ) -> None:
     run = make_letters(seed=seed, spread=0.8)
     logs = enumerate_completions(run, "b", "Oslo", 4)
-    result = search(run, "b", k, 4, kind, max_expanded=rows, max_waiting=waiting, initial_batch_size=4)
+    with set_batch_size(4):
+        result = search(run, "b", k, 4, kind, max_expanded=rows, max_waiting=waiting)
     assert result.expanded_count <= rows
     assert result.is_cut or is_best(result, logs, k)
     assert all(abs(logs[c.ids] - c.log_probability) < CLOSE for c in result.completions)
@@ -298,9 +300,9 @@ def test_the_deadline_ends_a_long_search() -> None:
 def test_another_thread_can_stop_a_search() -> None:
     run, stop = make_run_with_long_texts(13), Stop()
     compiled, prefix_state = compiled_state(run, "a")
-    request = SearchRequest(prefix_state, 10, 12, stop=stop)
+    request = SearchRequest(prefix_state, 10, 12, stop=stop, max_expanded=10**6, max_waiting=10**6)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(compiled.search, request, max_expanded=10**6, max_waiting=10**6)
+        future = pool.submit(compiled.search, request)
         time.sleep(0.02)
         stop.set()
         stopped = future.result()

@@ -16,7 +16,6 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay import open_systems
-from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
@@ -72,7 +71,7 @@ def test_no_source_suggests_texts_of_too_few_users(run: Run) -> None:
     count = 0
     for size in range(len(SECRET) - 3):  # the model may guess the last digits
         prefix = SECRET[:size]
-        suggestions = [*popular.complete(prefix), *TypoTolerantLookup(popular).complete(prefix)]
+        suggestions = popular.complete(prefix, typos=2)
         suggestions += completer.complete(prefix, new_user)
         suggestions += Blend(run, popular, typos=2).complete(prefix, new_user)
         for system in replayed.values():

@@ -23,7 +23,6 @@ from factorcell.completion.tuning import (
     progressive_sums,
 )
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
 from tests.completion.runs import CITY, save
@@ -88,8 +87,6 @@ def test_the_rule_with_the_lowest_perplexity_is_chosen() -> None:
     assert (rule.optimizer, rule.rate) == (best["optimizer"], best["rate"])
     in_no_time, tried_in_no_time = tuning.fit_rule(run, streams(run), ["sgd", "adagrad"], deadline=0.0)
     assert (in_no_time, len(tried_in_no_time)) == (LearningRule("sgd", 0.003), 2)
-    with pytest.raises(UserError, match="the table has no texts"):
-        tuning.fit_rule(run, [])
 
 
 def test_training_fits_to_the_first_texts_of_some_users() -> None:
@@ -223,9 +220,9 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert main([*command, "--minutes", "0.0001"]) == 0
     assert (folder / "completion.json").read_bytes() != before
     assert main([*command, "--minutes", "0"]) == 2
-    assert "minutes is 0" in capsys.readouterr().err
+    assert "--minutes: expected a number above 0" in capsys.readouterr().err
     assert main([*command, "--max-norm", "-1"]) == 2
-    assert "max_norm is -1; it must be at least 0" in capsys.readouterr().err
+    assert "--max-norm: expected a number from 0" in capsys.readouterr().err
     plain = save(tmp_path / "plain")
     assert main(["tune-online", str(plain), str(tmp_path / "dev.jsonl")]) == 2
     assert "train it with --user" in capsys.readouterr().err

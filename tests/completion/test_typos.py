@@ -26,7 +26,6 @@ from factorcell.completion.typos import (
     TYPO_COST,
     Corrections,
     Distances,
-    TypoTolerantLookup,
     find_corrections,
 )
 from factorcell.completion.typos import (
@@ -88,7 +87,9 @@ def test_distances_are_those_of_every_beginning(typed: str, text: str, max_typos
         ]
         assert distances.is_settled[0] == (min(follows) == best)
         assert distances.min_typos[0] == min(follows)
-        assert not length or distances.first_token_differs[0] == (text[0] != typed[0])
+        if length:
+            expected_cost = best * TYPO_COST + (text[0] != typed[0]) * FIRST_TOKEN_COST
+            assert distances.costs(distances.whole_prefix_typos)[0] == expected_cost
 
 
 def test_longer_prefixes_may_have_more_typos() -> None:
@@ -100,7 +101,7 @@ def test_longer_prefixes_may_have_more_typos() -> None:
         with pytest.raises(UserError, match=f"typos is {number}; it must be"):
             Completer(make_letters(), typos=number)
         with pytest.raises(UserError, match="from 0 to 2"):
-            TypoTolerantLookup(History(), number)
+            History().complete("abc", typos=number)
 
 
 # Corrections by the model.
@@ -246,7 +247,7 @@ def log_prob_of(run: Run, text: str, *, is_whole_text: bool = True) -> float:
     with run.scoring():
         read = plain_state(run, text)
     targets = [*read.ids, END] if is_whole_text else read.ids
-    return sum(float(logs[0, token]) for logs, token in zip(read.log_probs, targets, strict=False))
+    return sum(float(step.log_probs[0, token]) for step, token in zip(read.states, targets, strict=False))
 
 
 def is_reachable(text: str, typed: str) -> bool:
@@ -327,4 +328,4 @@ def test_typos_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*command, "0"]) == 0
     assert "typos" not in capsys.readouterr().out
     assert main([*command, "3"]) == 2
-    assert "typos is 3; it must be from 0 to 2" in capsys.readouterr().err
+    assert "--typos: expected a whole number from 0 to 2, got '3'" in capsys.readouterr().err

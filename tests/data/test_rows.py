@@ -94,8 +94,8 @@ def test_the_category_name_of_a_missing_value_is_none(missing: Any) -> None:
 
 @pytest.mark.parametrize("values", ["abc", 5, None, {"a": 1}, b"ab"])
 def test_values_must_be_a_list(values: Any) -> None:
-    with pytest.raises(UserError, match="distractors: expected a list of values, got"):
-        category_names(values, "distractors")
+    with pytest.raises(UserError, match="labels: expected a list of values, got"):
+        category_names(values, "labels")
 
 
 @pytest.mark.parametrize(
@@ -223,9 +223,9 @@ def test_category_values_may_be_numbers(run: Run) -> None:
     ("options", "message"),
     [
         ({"values": ["Oslo", None]}, "values: expected values of a category, got a missing value"),
-        ({"distractors": [float("nan")]}, "distractors: expected values of a category, got a missing value"),
+        ({"values": [float("nan")]}, "values: expected values of a category, got a missing value"),
         ({"values": "Oslo"}, "values: expected a list of values, got 'Oslo'"),
-        ({"distractors": 3}, "distractors: expected a list of values, got 3"),
+        ({"values": 3}, "values: expected a list of values, got 3"),
     ],
 )
 def test_invalid_values_for_classification_are_errors(run: Run, options: dict[str, Any], message: str) -> None:

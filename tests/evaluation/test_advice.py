@@ -80,14 +80,7 @@ def test_estimates_for_the_dialect_are_near_the_true_values(max_values: int, mon
     assert row["information"] == pytest.approx(information, rel=0.2)
     assert row["information"] < row["entropy"] == pytest.approx(math.log(2), abs=0.01)
     assert row["gain"] == expected_gain(row["information"] / advice.targets_per_text) == advice.gain
-    assert row["accuracy"] == pytest.approx(_right(rows, log_probs), abs=0.07)
-    assert row["majority"] == pytest.approx(0.5, abs=0.05)
     assert (row["values"], row["missing"], row["rare"]) == (2, 0.0, 0.0)
-
-
-def _right(rows: list[dict[str, str]], truth: Any) -> float:
-    names = synthetic.dialects().names
-    return float(np.mean([names[best] == row["dialect"] for best, row in zip(truth.argmax(1), rows, strict=True)]))
 
 
 def test_missing_values_gain_nothing() -> None:
@@ -110,18 +103,6 @@ def test_empty_texts_are_ignored(advice: Advice) -> None:
         with_empty_texts = advise([*table(), *empty_rows], config_of("dialect", "coin", "height", "same"))
     assert with_empty_texts.text_count == 1500
     assert with_empty_texts.gain == pytest.approx(advice.gain, rel=0.1)
-
-
-def test_rare_values_are_no_majority_class_and_count_in_no_accuracy() -> None:
-    """Three quarters of the rows have a rare value; the dialect of the others is as easy to predict as without them."""
-    rows = [
-        {**row, "dialect": row["dialect"] if number % 4 == 0 else f"rare {number}"}
-        for number, row in enumerate(table())
-    ]
-    (row,) = advise(rows, config_of("dialect")).columns
-    assert row["rare"] == pytest.approx(0.75, abs=0.02)
-    assert row["majority"] == pytest.approx(0.5, abs=0.1)
-    assert row["accuracy"] > 0.7
 
 
 def test_a_duplicate_column_adds_nothing() -> None:
@@ -204,7 +185,7 @@ def test_a_text_has_the_label_of_its_most_frequent_word() -> None:
     [
         ((), table(30), "expected at least one context column"),
         (("town",), table(30), "no column 'town'; it has"),
-        (("dialect",), table(12), "expected at least 20 rows, got 12"),
+        (("dialect",), table(12), "expected at least 15 rows with a text, got 12"),
         (
             ("height:vector",),
             [{"text": "a", "height": [1, 2]}] * 30,
@@ -279,7 +260,7 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row.get("column") for row in rows] == ["city", "stars", None]
     assert main(["advise", str(source), "--context", "city", "--rows", "3"]) == 2
-    assert "rows is 3; it must be at least 20" in capsys.readouterr().err
+    assert "--rows: expected a whole number from 20" in capsys.readouterr().err
 
 
 def test_progress_counts_estimates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
-from factorcell.evaluation.baselines import classify_with_linear_baseline, read_train_and_test
+from factorcell.evaluation.linear_classifier import classify_with_linear_baseline, read_train_and_test
 from factorcell.io import files
 from factorcell.ngram.ngram import NGram
 from tests.small_runs import CONTEXT, make_run

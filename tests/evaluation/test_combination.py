@@ -1,6 +1,7 @@
 """The linear baseline of a run, and its combination with the model, against a grid search over weights."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,19 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.errors import UserError
-from factorcell.evaluation.baselines import classify_with_linear_baseline, load_baselines, read_train_and_test
+from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import apply_temperature, value_nats
-from factorcell.evaluation.classification import classify, fit_combination, weighted_posterior
+from factorcell.evaluation.classification import classify, fit_combination
+from factorcell.evaluation.linear_classifier import BASELINES_FILE, classify_with_linear_baseline, read_train_and_test
 from factorcell.io import files
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run, relative_path, training_facts, training_table
 from factorcell.training.fit import train_run
 from tests.small_runs import ROWS, make_run
+
+
+def weighted_posterior(weights: Mapping[str, float], log_probs: Mapping[str, Any]) -> Any:
+    return apply_temperature(sum(weight * log_probs[name] for name, weight in weights.items()), 1.0)
 
 
 def test_the_weights_minimize_the_penalized_nats() -> None:
@@ -101,7 +107,7 @@ def test_users_and_targets_with_many_values_get_no_baseline(tmp_path: Path, tabl
     rows = [{**row, "who": f"u{index % 3}"} for index, row in enumerate(files.read_rows(tables[0]))]
     config = Config.of(context=("place",), user="who", min_count=1, min_context_count=2, epochs=0.1, hidden_size=4)
     run = train_run(rows, rows, config, tmp_path / "users")
-    assert list(load_baselines(run.folder, run.schema)) == ["place"]
+    assert list(linear_classifier.load(run.folder / BASELINES_FILE, run.schema)) == ["place"]
     with pytest.raises(
         UserError, match=r"combination: .*: no linear baseline of who \(3 values\); `factorcell baseline"
     ):
@@ -134,7 +140,7 @@ def test_a_combination_is_a_product_of_powers(run: Run, tables: tuple[Path, Path
         assert (result.other_predictions[f"model, {name} priors"] == plain.predicted).all()
     metrics = result.metrics()
     assert metrics["accuracy"] >= metrics["others"][0]["accuracy"] - 0.05
-    assert "temperature" not in metrics
+    assert metrics["temperature"] is None
     without_prior = classify(run, test, "place", combine=True, calibrate=dev, priors="uniform")
     assert without_prior.combination_weights is not None
     assert list(without_prior.combination_weights) == ["likelihood", "linear baseline"]
@@ -173,7 +179,7 @@ def test_classify_prints_and_saves_the_combination(
     assert any(line.startswith("linear baseline") for line in output.splitlines())
     assert saved_results.read(run.folder)[-1]["classifier"] == "combined"
     assert main([*command[:3], "--points", test, "--combine"]) == 2
-    assert "--combine requires --target COLUMN" in capsys.readouterr().err
+    assert "require --target COLUMN" in capsys.readouterr().err
     assert main([*command, "--combine"]) == 2
     assert "add --calibrate DEV" in capsys.readouterr().err
     tables[0].unlink()

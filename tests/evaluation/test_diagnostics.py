@@ -1,13 +1,11 @@
 """Findings about runs, requests and tables."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data import corpus as corpora_module
 from factorcell.data.cache import prepare
@@ -15,25 +13,19 @@ from factorcell.data.corpus import Corpus, text_hashes
 from factorcell.evaluation import diagnostics, perplexity, text_figures
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.diagnostics import (
-    classification_findings,
-    common_columns,
     differing_columns,
     repeated_texts,
     run_findings,
     table_findings,
-    training_difference,
 )
-from factorcell.evaluation.explaining.likelihood_ratios import explain
-from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
 from factorcell.evaluation.perplexity import MAX_EFFECT_TEXTS, evaluate, measure_context_effect
-from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import files, findings
 from factorcell.io.findings import Finding
 from factorcell.runs import run as run_module
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
-from tests.findings import collected_findings, no_findings
-from tests.small_runs import ROWS, make_run, with_ngrams
+from tests.findings import collected_findings
+from tests.small_runs import ROWS, make_run
 
 ENDED = {"texts": 100, "targets": 1000}  # facts of a training that has ended
 GAIN = "gain_over_unknown_context"
@@ -193,100 +185,9 @@ def test_the_effect_of_each_column_is_that_without_the_others(tmp_path: Path) ->
 # Columns that predict others.
 
 
-@pytest.fixture
-def speakers(tmp_path: Path) -> Run:
-    """Return a run with speakers, each of whom has one role, and moods that depend on neither."""
-    rows = [
-        {"text": "may it please", "role": role, "speaker": name, "mood": mood}
-        for name, role in (("ann", "justice"), ("bea", "justice"), ("cid", "advocate"))
-        for mood in ("glad", "sad")
-    ]
-    run = make_run(tmp_path / "run", ("role", "speaker", "mood"), rows=rows * 5)
-    run.save_weights({})
-    write_facts(run, dependences=[{"target": "role", "column": "speaker", "accuracy": 1.0, "majority": 0.67}])
-    return run
-
-
-def test_a_column_that_determines_a_specified_column_is_named(speakers: Run) -> None:
-    for columns in (["role"], ["role", "mood"]):
-        (finding,) = run_findings(speakers, columns)
-        assert finding.name == "dependent columns"
-        assert "speaker predicts role" in finding.text
-    for columns in ([], ["mood"], ["role", "speaker"], ["role", "speaker", "mood"]):
-        assert run_findings(speakers, columns) == []
-    assert run_findings(speakers, ["role"], ["speaker"]) == []
-    assert names_of([*classification_findings(speakers, "role")]) == ["dependent columns"]
-    assert [*classification_findings(speakers, "mood")] == []
-
-
-def test_functions_report_columns_that_predict_the_specified_ones(speakers: Run) -> None:
-    run, texts, justice, advocate = speakers, ["may it please"], {"role": "justice"}, {"role": "advocate"}
-    bea, cid = {**justice, "speaker": "bea"}, {**advocate, "speaker": "cid"}
-    options = GenerationOptions(max_tokens=2)
-
-    def count_findings(contexts: list[dict[str, str]]) -> list[int]:
-        first, second = contexts
-        functions: list[Callable[[], Any]] = [
-            lambda: explain(run, texts, {"first": first, "second": second}),
-            lambda: most_shifted_tokens(run, first, second, train=[{"text": "may", **first, **bea}]),
-            lambda: [*generate(run, contexts, options=options)],
-        ]
-        counts = []
-        for function in functions:
-            with collected_findings() as logged:
-                function()
-            counts.append(names_of(logged).count("dependent columns"))
-        return counts
-
-    assert count_findings([justice, advocate]) == [1] * 3
-    assert count_findings([bea, cid]) == [0] * 3
-    assert count_findings([bea, {**cid, "speaker": "bea"}])[:2] == [0, 0]  # the same speaker in both contexts
-    with no_findings():
-        explain(run, texts, {"first": justice, "second": advocate}, text_contexts=[{"speaker": "bea"}])
-        run.score_rows(texts, context=justice)
-
-
-def test_commands_and_their_pages_report_columns_that_predict_the_specified_ones(
-    speakers: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    between = ["--between", "role=justice", "role=advocate"]
-    for name, *more in (
-        ("explain", "--text", "may it please", *between, "--page", str(tmp_path / "explain.html")),
-        ("contexts", *between, "--page", str(tmp_path / "contexts.html")),
-        ("generate", "--context", "role=justice", "--max-tokens", "2"),
-        ("generate", "--context", "role=justice", "--max-tokens", "2", "--stream"),
-    ):
-        assert main([name, str(speakers.folder), *more]) == 0
-        warning, *others = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-        assert "speaker predicts role" in warning, name
-        assert others == []
-    for page in ("explain.html", "contexts.html"):
-        assert "speaker predicts role" in (tmp_path / page).read_text(encoding="utf-8")
-
-
 def test_contexts_differ_in_columns_that_only_some_of_them_have() -> None:
     contexts = [{"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "5"}]
     assert differing_columns(contexts) == ["b", "c", "d"]
-    assert common_columns(contexts) == {"a", "b"}
-
-
-# Trainings that differ in more than the context.
-
-
-def write_training(run: Run, tokens: int) -> None:
-    """Write the facts of a training of 100 texts with 1,000 targets, and a log."""
-    write_facts(run)
-    files.write_rows(run.log_path, [{"step": 9, "steps": 9, "seconds": 1.0, "tokens": tokens, "split": "train"}])
-
-
-def test_the_amount_of_training_is_compared_in_texts(run: Run, tmp_path: Path) -> None:
-    baseline = make_run(tmp_path / "baseline", ())
-    write_training(run, 5000)
-    write_training(baseline, 2500)
-    assert "training texts: 500, the baseline 250" in (training_difference(run, baseline) or "")
-    write_facts(baseline, texts=200)  # of another tokenizer
-    assert training_difference(run, baseline) is None
-    assert "n-gram counts: yes, the baseline no" in (training_difference(with_ngrams(run, ["a"]), baseline) or "")
 
 
 def test_tables_for_unadapted_runs_may_lack_context_columns(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
     assert embeddings.read_column(embedded, rows, "stars:category") == {"v0": "5", "v2": "2"}
     mixed = [*rows, {"place": "v1", "stars": "four"}]
     assert embeddings.read_column(embedded, mixed, "stars") == {"v0": "5", "v1": "four", "v2": "2"}
-    with pytest.raises(UserError, match="stars of 'v1' is 'four', not a number"):
+    with pytest.raises(UserError, match="stars: expected numbers, got 'four'"):
         embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars:number")
 
 

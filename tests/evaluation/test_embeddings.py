@@ -13,7 +13,7 @@ from factorcell.data.tokenizers.tokenizer import START, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.evaluation.explaining import embeddings
 from factorcell.evaluation.explaining.embeddings import Embeddings
-from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, rank_shifted_tokens
+from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
 from factorcell.runs.run import Run
 from tests.small_runs import ROWS, as_any, make_run
 
@@ -162,14 +162,14 @@ def test_most_shifted_tokens_are_the_ends_of_the_sorted_shift(tmp_path: Path) ->
     del nats[run.tokenizer.tokens[UNKNOWN]], nats[run.tokenizer.tokens[START]]
     order = sorted(nats, key=lambda token: -nats[token])
     assert nats[order[0]] > 0 > nats[order[-2]]
-    rows = rank_shifted_tokens(run, {"city": "Oslo"}, None, None, count=2)
+    rows = most_shifted_tokens(run, {"city": "Oslo"}, count=2)
     assert [row["token"] for row in rows] == [*(t for t in order[:2] if nats[t] > 0), order[-1], order[-2]]
     assert [row["nats"] for row in rows] == [nats[row["token"]] for row in rows]
-    all_rows = rank_shifted_tokens(run, {"city": "Oslo"}, None, None, count=100)
+    all_rows = most_shifted_tokens(run, {"city": "Oslo"}, count=100)
     assert {row["token"] for row in all_rows} == set(nats)
-    frequent = rank_shifted_tokens(run, {"city": "Oslo"}, None, None, count=100, frequent=3)
+    frequent = most_shifted_tokens(run, {"city": "Oslo"}, count=100, frequent=3)
     assert {row["token"] for row in frequent} == {"</s>", *run.tokenizer.tokens[3:6]}
-    assert rank_shifted_tokens(run, {"city": "Oslo"}, {"city": "Oslo"}, None) == []
+    assert most_shifted_tokens(run, {"city": "Oslo"}, {"city": "Oslo"}) == []
 
 
 def test_shifted_tokens_need_an_adapted_softmax_bias(tmp_path: Path) -> None:

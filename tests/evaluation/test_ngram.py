@@ -193,7 +193,7 @@ def test_an_ngram_model_shares_targets_with_a_run(tmp_path: Path) -> None:
 
 
 def test_invalid_ngram_models_are_errors(tmp_path: Path, rows: list[dict[str, str]]) -> None:
-    with pytest.raises(UserError, match="order is 0; it must be from 1 to 12"):
+    with pytest.raises(UserError, match="order is 0; it must be a "):
         fit(tmp_path / "model", rows, 0)
     model = fit(tmp_path / "model", rows, 2)
     with pytest.raises(UserError, match="exists already"):

@@ -8,7 +8,7 @@ import numpy as np
 
 from classifiers import FastText, NaiveBayes
 from factorcell.config import Config
-from factorcell.evaluation.baselines import read_train_and_test
+from factorcell.evaluation.linear_classifier import read_train_and_test
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 

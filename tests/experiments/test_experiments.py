@@ -21,7 +21,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, target_ids
-from factorcell.evaluation import baselines
+from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.io import files
 from factorcell.runs.run import Run
@@ -209,7 +209,7 @@ def test_classifiers_of_communities_have_the_auc_of_models(tmp_path: Path, monke
     figures = thesis_sixteen.detect_by_classifier(config, tables, tmp_path, "subreddit", 1, "bayes").row
     tokenizer = prepare(tables["train"], config.with_options(context=())).tokenizer
     paths = tables["labelled_train"], tables["judged"]
-    train, test = baselines.read_train_and_test(*paths, "subreddit", config, tokenizer=tokenizer)
+    train, test = linear_classifier.read_train_and_test(*paths, "subreddit", config, tokenizer=tokenizer)
     likelihoods = {
         name: np.array([sum(np.log(smoothed_share(train, name, word)) for word in text) for text in targets_of(test)])
         for name in ("red", "blue", "green")

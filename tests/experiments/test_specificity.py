@@ -14,8 +14,8 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.errors import UserError
-from factorcell.evaluation.results import find_models
 from factorcell.generation.generate import GenerationOptions
+from factorcell.reports.runs import find_models
 from factorcell.runs.run import Run
 from specificity import COPIED, Judge, ngrams, write_texts
 from tests.small_runs import make_run

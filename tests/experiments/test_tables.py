@@ -1,5 +1,6 @@
 """Tables and figures from invented rows, and the committed pages, which must match the committed rows."""
 
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,10 @@ import figures
 import paper_tables
 import study
 import tables
-from aggregate import Rows, interval, number, spread
+from aggregate import Rows, interval, number, paired_difference, spread
 from factorcell.bootstrap import Interval
 from factorcell.errors import UserError
-from factorcell.evaluation.text_figures import TextSums
+from factorcell.evaluation.text_figures import Ratios, TextSums
 from factorcell.io import files
 from tests import ROOT
 
@@ -288,3 +289,13 @@ def test_pictures_are_written_and_old_ones_removed(tmp_path: Path) -> None:
     assert text.endswith(pictures["4.6"].key())
     other = figures.Panel("", "x", "y", {"CA": [(0.0, 1.0)]})
     assert pictures["4.6"]._replace(panels=[other]).key() != pictures["4.6"].key()
+
+
+def test_paired_trainings_use_the_variance_of_their_differences() -> None:
+    targets, trained, gains = np.full(50, 4.0), (1.0, 2.0, 3.0), (0.1, 0.2, 0.3)
+    first = [TextSums("a", targets * (level + gain), targets) for level, gain in zip(trained, gains, strict=True)]
+    ratios = Ratios.from_sums([first, [TextSums("a", targets * level, targets) for level in trained]])
+    assert ratios is not None
+    half_width = 4.3027 * 0.1 / math.sqrt(3)
+    assert paired_difference(ratios, 0, 1) == pytest.approx((0.2, 0.2 - half_width, 0.2 + half_width), rel=1e-4)
+    assert ratios.difference(0, 1).sign == 0

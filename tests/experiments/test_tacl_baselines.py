@@ -19,7 +19,7 @@ import tacl_baselines
 import tacl_beyond
 from classifiers import NaiveBayes
 from factorcell.config import Config
-from factorcell.evaluation import baselines
+from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import Classification
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.text_figures import TextSums
@@ -112,9 +112,9 @@ def test_classifiers_are_calibrated_on_dev(results_folder: Path) -> None:
     )
     assert [rows_by_name[name, 0].get("exact") for name in ("bayes", "ngram", "linear")] == [True, True, None]
     config = Config.from_dict(rows_by_name["linear", 1]["config"])
-    train, dev = baselines.read_train_and_test(texts["train"], texts["dev"], "section", config)
-    _, test = baselines.read_train_and_test(texts["train"], texts["test"], "section", config)
-    linear, linear_dev = (baselines.classify_with_linear_baseline(train, part) for part in (test, dev))
+    train, dev = linear_classifier.read_train_and_test(texts["train"], texts["dev"], "section", config)
+    _, test = linear_classifier.read_train_and_test(texts["train"], texts["test"], "section", config)
+    linear, linear_dev = (linear_classifier.classify_with_linear_baseline(train, part) for part in (test, dev))
     linear_metrics = linear.at_temperature(linear_dev.fitted_temperature()).metrics()
     counts = train.schema.categories[0].counts_by_value
     by_rule, held_out = (NaiveBayes(train)(part).with_priors(counts) for part in (test, dev))
@@ -206,7 +206,7 @@ def test_rare_values_are_not_measured(results_folder: Path) -> None:
 def test_only_candidate_values_are_predicted(results_folder: Path) -> None:
     """Texts of other values are not judged."""
     log = np.log([[0.6, 0.1, 0.3], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.4, 0.3, 0.3]])
-    classification = Classification(("x", "y", "z"), log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
+    classification = Classification(("x", "y", "z"), log, np.array([2, 1, 1, 0]))
     run = MixedModels.open(results_folder / "tacl_baselines_agnews" / "separate" / "0")
     corpus = run.prepare(texts(4)[:4])
     restricted = tacl_baselines.TargetValues("c", ["z", "y"], ("c",)).restrict(classification, corpus)

@@ -22,7 +22,6 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from factorcell.commands.cli import main as cli
-from factorcell.commands.cli.main import Command
 from factorcell.commands.cli.parser import Parser
 from factorcell.config import option_fields, section_types
 from factorcell.errors import UserError
@@ -86,16 +85,10 @@ FIELDS = {field.name: field for section in section_types().values() for field in
 QUICK_COMMANDS = {"generate", "complete", "report", "train", "users key"}  # numeric options of these are always tested
 
 
-def command_paths(path: tuple[Command, ...] = (cli.ROOT_COMMAND,)) -> Iterator[tuple[Command, ...]]:
-    """Yield every command with the command groups that contain it."""
-    for command in path[-1].subcommands:
-        yield from command_paths((*path, command)) if command.subcommands else [(*path, command)]
-
-
 @cache
 def parsers() -> dict[str, Parser]:
     """Return the parser of every command by its name."""
-    return {" ".join(command.name for command in path[1:]): cli.make_parser(path) for path in command_paths()}
+    return {command: cli.make_parser(command) for command in cli.COMMANDS}
 
 
 def options(command: str) -> list[argparse.Action]:
@@ -109,12 +102,18 @@ def options(command: str) -> list[argparse.Action]:
     ]
 
 
+def is_number(action: argparse.Action) -> bool:
+    """Return whether an argument is a number."""
+    reader = getattr(action.type, "args", [None])[0]
+    return isinstance(getattr(reader, "__self__", None), limits.Limits)
+
+
 def cases(numbers: bool) -> Iterator[tuple[str, str, str]]:
     """Yield command, option and value, for numeric options or for all others."""
     for command in COMMANDS:
         for action in options(command):
             name = action.option_strings[-1] if action.option_strings else f"<{action.dest}>"
-            if (action.type in (int, float)) == numbers:
+            if is_number(action) == numbers:
                 more = STORES if name == "--store" and command in ("serve", "users list") else ()
                 yield from ((command, name, value) for value in (NUMBERS if numbers else TEXTS + more))
 
@@ -250,8 +249,8 @@ def test_commands_of_the_service_work(
 def test_every_number_has_limits() -> None:
     for command, parser in parsers().items():
         for action in parser.actions:
-            known = action.dest in limits.NUMBER_LIMITS or action.dest in FIELDS
-            assert action.type not in (int, float) or known, f"{command} {action.dest}"
+            has_number = isinstance(action.default, int | float) and not isinstance(action.default, bool)
+            assert not has_number or is_number(action), f"{command} {action.dest}"
     for name, field in FIELDS.items():
         assert (field.metadata.get("limits") is not None) == (field.type in (int, float)), name
     assert set(parsers()) == set(COMMANDS) | UNTESTED
@@ -260,7 +259,7 @@ def test_every_number_has_limits() -> None:
 @pytest.mark.parametrize("name", [*limits.NUMBER_LIMITS])
 def test_values_beyond_the_limits_are_refused(name: str) -> None:
     limit = limits.NUMBER_LIMITS[name]
-    for value in (*([] if limit.above else [limit.low]), limit.high):
+    for value in (*([] if limit.excluded == "low" else [limit.low]), limit.high):
         limits.check(**{name: int(value) if limit.whole else value})
     wrong: list[Any] = [math.nan, limit.low - 1, limit.high + max(1, limit.high / 1000), True, "3"]
     for number in wrong if limit.high < math.inf else wrong[:2]:

@@ -5,15 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
 from factorcell.commands.cli import terminal
 from factorcell.commands.cli.main import main
-from factorcell.commands.interactive import InteractiveCompleter
-from factorcell.completion.blend import new_suggester
 from factorcell.io import files
-from factorcell.runs.run import Run
 from tests.hostile_texts import HOSTILE_TEXTS, NOT_UTF8, read_exactly, unescaped_characters
 
 COLUMN, OTHER = "ci\x1b[2Jty\u202e", "ki\x9bnd"
@@ -219,13 +214,3 @@ def test_only_colour_codes_reach_the_terminal(
         assert part[0] == "["
         assert set(part[1 : part.index("m")]) <= set("0123456789;")
     assert terminal.coloured("\x1b[2J", "1") == "\x1b[1m\\x1b[2J\x1b[0m"
-
-
-def test_the_interactive_menu_shows_nothing_hostile(
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = Run.open(folder / LETTERS)
-    menu = InteractiveCompleter(run, new_suggester(run), None, {}, 5)
-    suggestions = list(menu.get_completions(Document("the sea "), CompleteEvent()))
-    assert not [suggestion for suggestion in suggestions if unescaped_characters(suggestion.display_text)]

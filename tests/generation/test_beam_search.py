@@ -23,9 +23,8 @@ CONSTRAINTS = [
     Constraints(max_tokens=4),
     Constraints(max_tokens=4, min_tokens=2, banned=(UNKNOWN, B)),
     Constraints(max_tokens=5, no_repeat_ngram=2),
-    Constraints(max_tokens=4, stops=((A, C), (B,))),
 ]
-NAMES = ["free", "long", "new", "stop"]
+NAMES = ["free", "long", "new"]
 
 
 def search(
@@ -48,10 +47,9 @@ def search(
     return search_beams(task, requests, width=width, length_penalty=settings.length_penalty, num_texts=num_texts)
 
 
-def with_end(text: GeneratedText, constraints: Constraints) -> tuple[int, ...]:
+def with_end(text: GeneratedText) -> tuple[int, ...]:
     """Return the tokens, including the end token if it was written."""
-    stopped = any(text.tokens[-len(stop) :] == stop for stop in constraints.stops)
-    return (*text.tokens, END) if text.has_ended and not stopped else text.tokens
+    return (*text.tokens, END) if text.has_ended else text.tokens
 
 
 @pytest.mark.parametrize("constraints", CONSTRAINTS, ids=NAMES)
@@ -60,7 +58,7 @@ def test_a_wide_beam_finds_the_best_texts(constraints: Constraints, length_penal
     results = search(constraints, [1, 0, 1], prompt=(C,), width=300, length_penalty=length_penalty, num_texts=7)
     for city, texts in zip(("Nice", "Oslo", "Nice"), results, strict=True):
         expected = best_texts(enumerate_texts(RUN, city, constraints, (C,)), length_penalty, 7)
-        assert [with_end(text, constraints) for text in texts] == [tokens for tokens, _ in expected]
+        assert [with_end(text) for text in texts] == [tokens for tokens, _ in expected]
         assert [text.log_probability for text in texts] == pytest.approx([log for _, log in expected], abs=1e-5)
 
 
@@ -72,11 +70,11 @@ def test_a_stochastic_beam_obeys_the_constraints(constraints: Constraints) -> No
         assert texts
         assert len({text.tokens for text in texts}) == len(texts)
         for text in texts:
-            assert text.log_probability == pytest.approx(log_probs[with_end(text, constraints)], abs=1e-5)
+            assert text.log_probability == pytest.approx(log_probs[with_end(text)], abs=1e-5)
     results = search(constraints, [0, 1], "stochastic", width=300, num_texts=3, temperature=3.0, branching=300)
     for city, texts in zip(CITIES, results, strict=True):
         expected = [tokens for tokens, _ in best_texts(enumerate_texts(RUN, city, constraints), 1.0, 3)]
-        assert [with_end(text, constraints) for text in texts] == expected
+        assert [with_end(text) for text in texts] == expected
 
 
 def test_stochastic_texts_are_the_same_in_any_batch() -> None:
@@ -124,11 +122,11 @@ def test_a_stochastic_beam_agrees_with_the_thesis(width: int, branching: int) ->
     for penalty in (0.0, 1.0):
         options: dict[str, Any] = {"width": width, "length_penalty": penalty, "branching": branching, "seed": 5}
         texts = search(constraints, [number % 2 for number in numbers], "stochastic", **options)
-        results[penalty] = [with_end(text, constraints) for (text,) in texts]
+        results[penalty] = [with_end(text) for (text,) in texts]
         for number, (text,) in enumerate(texts):
             reference = reference_search(CITIES[number % 2], number, width, branching, constraints)
             ((expected, log),) = best_texts(reference, penalty, 1)
-            assert with_end(text, constraints) == expected
+            assert with_end(text) == expected
             assert text.log_probability == pytest.approx(log, abs=1e-5)
     assert (results[0.0] == results[1.0]) == (width == 1)
     assert sum(map(len, results[0.0])) <= sum(map(len, results[1.0]))

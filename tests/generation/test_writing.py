@@ -36,10 +36,9 @@ def generate_texts(
     return write_texts(WritingTask(RUN.model, context, contexts, constraints, prompt=prompt), requests)
 
 
-def with_end(text: GeneratedText, constraints: Constraints = UNCONSTRAINED) -> tuple[int, ...]:
+def with_end(text: GeneratedText) -> tuple[int, ...]:
     """Return the tokens, including the end token if it was written."""
-    stopped = any(text.tokens[-len(stop) :] == stop for stop in constraints.stops)
-    return (*text.tokens, END) if text.has_ended and not stopped else text.tokens
+    return (*text.tokens, END) if text.has_ended else text.tokens
 
 
 def chi_square(counts: Counter[Any], probabilities: dict[Any, float]) -> tuple[float, int]:
@@ -59,9 +58,8 @@ def chi_square(counts: Counter[Any], probabilities: dict[Any, float]) -> tuple[f
         UNCONSTRAINED,
         Constraints(max_tokens=3, min_tokens=2, banned=(UNKNOWN, B)),
         Constraints(max_tokens=4, no_repeat_ngram=2),
-        Constraints(max_tokens=4, stops=((A, C),), banned=(UNKNOWN,)),
     ],
-    ids=["free", "long", "new", "stop"],
+    ids=["free", "long", "new"],
 )
 def test_texts_have_the_frequencies_of_the_model(constraints: Constraints) -> None:
     texts = generate_texts(6000, constraints)
@@ -70,7 +68,7 @@ def test_texts_have_the_frequencies_of_the_model(constraints: Constraints) -> No
             text: np.exp(log) for text, log in enumerate_texts(RUN, city, constraints, renormalized=True).items()
         }
         assert sum(probabilities.values()) == pytest.approx(1)
-        counts = Counter(with_end(text, constraints) for text in texts[index::2])
+        counts = Counter(with_end(text) for text in texts[index::2])
         assert set(counts) <= set(probabilities)
         statistic, freedom = chi_square(counts, probabilities)
         assert statistic < freedom + 4 * (2 * freedom) ** 0.5, (city, statistic, freedom)

@@ -108,15 +108,6 @@ def test_classification_in_the_presence_of_other_kinds(run: Run) -> None:
         classify_points(run, ROWS, {"a": {"title": 1.0}})
 
 
-def test_nearest_point_is_found_across_the_end_of_the_period(run: Run) -> None:
-    for points, column, value, expected in (
-        ({"night": {"at.hour": 1.0}, "evening": {"at.hour": 18.0}}, "at", "2024-01-01T23:00", "night"),
-        ({"west": {"lon": -150.0}, "east": {"lon": 175.0}}, "lon", -170, "east"),
-    ):
-        result = classify_points(run, [{**ROWS[0], column: value}], points)
-        assert result.names[result.truth[0]] == expected
-
-
 def test_example_of_the_model_card_is_scored(run: Run) -> None:
     example = card_of(run).split(".score(['...'], context=")[1].split(")\n```")[0]
     context = ast.literal_eval(example)

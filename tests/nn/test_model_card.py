@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from factorcell.config import Config, HuggingFaceOptions
-from factorcell.evaluation import results
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.text_figures import save_result
 from factorcell.io import files
 from factorcell.runs import saved_results, summary
 from factorcell.runs.run import Run
@@ -156,7 +157,7 @@ def test_the_card_has_no_paths_and_no_users(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_snapshot_of_symbolic_links_opens_and_results_do_not_change_its_targets(run: Run, tmp_path: Path) -> None:
     evaluation = evaluate(run, ROWS * 2)
-    results.save_result(run, results.evaluation_row(run, ROWS * 2, evaluation), evaluation.figures)
+    save_result(run, evaluation.result_row(run, ROWS * 2), evaluation.figures)
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0a1b2c"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
@@ -170,8 +171,8 @@ def test_a_snapshot_of_symbolic_links_opens_and_results_do_not_change_its_target
     opened = Run.open(snapshot)
     assert opened.score_rows(ROWS) == run.score_rows(ROWS)
     assert opened.predict(ROWS, "city").rows() == run.predict(ROWS, "city").rows()
-    assert results.save_result(opened, results.evaluation_row(opened, ROWS, evaluation), evaluation.figures) is None
-    assert results.classify_and_save(opened, ROWS, "city")[0]["texts"] == len(ROWS)
+    assert save_result(opened, evaluation.result_row(opened, ROWS), evaluation.figures) is None
+    assert save_result(opened, classify(opened, ROWS, "city").result_row(opened, ROWS, "city"), {}) is None
     assert {blob: blob.read_bytes() for blob in contents} == contents
     assert (
         len(saved_results.read(snapshot)) == 1 + 2

@@ -87,7 +87,6 @@ def two_runs() -> list[Row]:
         "title": "hotels unadapted",
         "is_adapted": False,
         "config": {"data": {"text": "review"}, "model": {"adapt": (), "rank": 12}},
-        "schema": [],
         "results": [evaluation(80.123, 70.0)],
         "log": [{**row, "model": "x"} for row in curves()[:7]],
     }
@@ -105,7 +104,6 @@ def two_runs() -> list[Row]:
             "title": "hotels FactorCell",
             "is_adapted": True,
             "config": {"data": {"text": "review"}, "model": {"adapt": ("concat", "factor"), "rank": 12}},
-            "schema": [("rating", "5 values")],
             "gains": {"texts": 40, **gain(0.21, 0.02), "columns": columns},
             "words": [
                 {"context": f"rating={value}", "rows": [{"token": f"word{n}", "nats": 1.5 - n / 4} for n in range(13)]}

@@ -12,8 +12,8 @@ def test_the_page_has_the_results() -> None:
     page = Page(content)
     assert requests(page, content) == []
     assert page.figures == {
-        "perplexity, FactorCell": "8.43",
-        "perplexity, Unadapted": "10.90",
+        "perplexity, factorcell": "8.43",
+        "perplexity, unadapted": "10.90",
         "of held-out names assigned to their country": "71.3%",
         "accuracy of the majority class": "10.0%",
     }

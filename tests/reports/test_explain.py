@@ -3,16 +3,13 @@
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.lines import Line2D
 
-from factorcell.reports import charts
-from factorcell.reports.charts import EXTRA_COLOURS, HIGHER, LOWER
-from factorcell.reports.explain import WORD_COUNT, explanation_page, running_posterior, word_charts
+from factorcell.reports.charts import HIGHER, LOWER
+from factorcell.reports.explain import WORD_COUNT, explanation_page, word_charts
 from factorcell.reports.wording import readable_token
-from tests.pages import Page, texts_inside
+from tests.pages import Page
 from tests.reports.examples import ROW, row, token
 
 Row = dict[str, Any]
@@ -42,11 +39,8 @@ def test_tokens_have_ratios_shades_and_bars() -> None:
 def test_the_page_of_a_text_has_its_figures_charts_and_tables() -> None:
     content = explanation_page("factorcell", [ROW])
     page = Page(content)
-    assert page.texts["h1"] == ["Explanations by FactorCell"]
-    assert page.charts == [
-        "Words that favour rating=5 (right) or rating=<1> (left), nats",
-        f"Probability after every token: {ROW['text']}",
-    ]
+    assert page.texts["h1"] == ["Explanations by factorcell"]
+    assert page.charts == ["Words that favour rating=5 (right) or rating=<1> (left), nats"]
     assert content.rindex("<svg") < content.index("<table")
     assert [ROW["text"], "75.0%", "25.0%", "+0.25"] in page.rows
     assert ["kvetch", "3.000", "2.400", "-0.600", "0.750", "0.250"] in page.rows
@@ -75,11 +69,6 @@ def test_words_without_evidence_have_no_bar() -> None:
     assert bar_lengths([row(lava, token("sea", 1.0))]) == {"sea": 1.0}
 
 
-def test_the_page_of_an_ensemble_says_that_values_are_means() -> None:
-    assert [remark for remark in Page(explanation_page("run", [ROW], 3)).texts["li"] if "3 runs" in remark]
-    assert "runs" not in Page(explanation_page("run", [ROW])).text
-
-
 def test_several_models_and_texts_have_a_figure_each() -> None:
     rows = [{**ROW, "model": "one"}, {**ROW, "model": "<two>"}]
     page = Page(explanation_page("run", rows))
@@ -93,7 +82,7 @@ def test_the_page_of_three_contexts_has_no_ratios() -> None:
     page = Page(
         explanation_page("model", [{"text": "x", "tokenizer": "word", "tokens": [word], "posterior": posterior}])
     )
-    assert page.charts == ["Probability after every token: x"]
+    assert page.charts == []
     assert ["x", "20.0%", "70.0%", "10.0%"] in page.rows
     assert ["x", "2.500", "2.500", "2.500", "0.200", "0.700", "0.100"] in page.rows
     assert "ratio" not in page.text
@@ -102,41 +91,3 @@ def test_the_page_of_three_contexts_has_no_ratios() -> None:
 def test_ends_and_control_characters_are_readable() -> None:
     assert readable_token("</s>") == "¶"
     assert readable_token("a\nb") == "a b"
-
-
-def ys(line: Line2D) -> list[float]:
-    return [float(y) for y in np.asarray(line.get_ydata(), dtype=np.float64)]
-
-
-def test_the_posterior_starts_at_the_prior() -> None:
-    names = [f"country {index}" for index in range(8)]
-    shares = np.random.default_rng(0).dirichlet(np.ones(8), size=70)
-    shares[:, 2] += 1
-    shares /= shares.sum(1, keepdims=True)
-    tokens = [
-        {"token": f"t{n}", "posterior": dict(zip(names, row, strict=True))} for n, row in enumerate(shares.tolist())
-    ]
-    figure = running_posterior({"tokens": tokens, "posterior": tokens[-1]["posterior"]})
-    texts = texts_inside(figure)
-    assert "country 2" in texts
-    assert sum(name in texts for name in names) == 6
-    lines = figure.axes[0].lines
-    for index in range(8):
-        assert ys(lines[index]) == pytest.approx([1 / 8, *shares[:, index]])
-    coloured = [line for line in lines if line.get_color() in EXTRA_COLOURS]
-    assert len({(line.get_color(), str(vars(line)["_unscaled_dash_pattern"])) for line in coloured}) == 6
-    ticks = zip(figure.axes[0].get_xticks(), figure.axes[0].get_xticklabels(), strict=True)
-    assert [(position, label.get_text()) for position, label in ticks] == [(n + 1, f"t{n}") for n in range(0, 70, 2)]
-
-
-def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
-    pair = {"tokens": [{"token": "x", "posterior": {"a": 0.1, "b": 0.9}}], "posterior": {"a": 0.1, "b": 0.9}}
-    lines = running_posterior(pair).axes[0].lines
-    assert [(line.get_label(), line.get_color()) for line in lines] == [("a", HIGHER), ("b", LOWER)]
-
-
-def test_dollar_signs_ends_and_empty_texts_are_drawn() -> None:
-    price = {"token": "$\\no$", "posterior": {"$\\a$": 0.5, "$\\b$": 0.5}}
-    for tokens in ([price], [{**price, "token": "</s>"}], []):
-        figure = running_posterior({"tokens": tokens, "posterior": price["posterior"]})
-        assert "</svg>" in charts.svg(figure, "x")

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.evaluation import results
-from factorcell.evaluation.explaining.token_evidence import rank_shifted_tokens
+from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
 from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.text_figures import save_result
 from factorcell.io import files
 from factorcell.reports.runs import figures_on, most_frequent_ids, read_model, report_page, run_report
 from factorcell.runs.run import Run
@@ -32,7 +32,7 @@ def tables(tmp_path: Path) -> dict[str, Path]:
 def evaluate_and_save(run: Run, table: Path, *by: str) -> dict[str, Any]:
     """Evaluate a run and save the result, as the command `evaluate` does; return the figures."""
     result = evaluate(run, table, by=by)
-    assert results.save_result(run, results.evaluation_row(run, table, result), result.figures) is None
+    assert save_result(run, result.result_row(run, table), result.figures) is None
     return result.row
 
 
@@ -103,21 +103,12 @@ def test_the_report_compares_runs() -> None:
     assert rows["hotels FactorCell"][:4] == ["72.00*", "+10.1% [+10.1, +10.1]", "0.8500", "63.00"]
     best = [attributes for attributes in page.attributes_of("td") if "best" in str(attributes.get("class"))]
     assert len(best) == 1, "63.00 is lower than 70.00, but on texts that cannot be compared"
-    options = [row[0] for row in page.rows if row[0].startswith("model.")]
-    assert options == ["model.adapt", "model.adapt", "model.rank"], "equal options are only in the table of all options"
-    assert ["rating", "5 values"] in page.rows
+    assert [row[0] for row in page.rows if row[0].startswith("model.")] == ["model.adapt"], "equal options are left out"
 
 
 def test_the_report_shows_runs_without_results() -> None:
-    run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "results": []}
-    page = Page(run_report([run]))
-    assert "runs/a" in page.text
-    assert (page.charts, page.rows) == ([], [["model", "folder"], ["a", "runs/a"]])
-    full = Page(run_report([{**run, "schema": [("rating", "5 values")], "config": {"data": {"text": "t"}}}]))
-    assert full.texts["h2"] == ["Results", "Context", "Options"]
-    first, second = ({**run, "title": name, "folder": name, "schema": [("rating", "5 values")]} for name in ("b", "c"))
-    for pair in ([first, second], [first, {**second, "schema": [("city", "prompt")]}]):
-        assert Page(run_report(pair)).rows.count(["rating", "5 values"]) == 1, "a shared context is listed once"
+    page = Page(run_report([{"folder": "runs/a", "title": "a", "config": {}, "is_adapted": False, "results": []}]))
+    assert (page.charts, page.rows, page.texts["h2"]) == ([], [["model", "folder"], ["a", "runs/a"]], ["Results"])
 
 
 def test_learning_curves_need_two_evaluations() -> None:
@@ -144,14 +135,6 @@ def test_perplexities_of_different_tokens_are_not_compared() -> None:
     char = evaluation(3.0, unit="character", bits_per_byte=2.0, figures={})
     page = Page(run_report([{**plain, "results": [grapheme]}, {**adapted, "results": [char]}]))
     assert [remark for remark in page.texts["li"] if "different tokens" in remark]
-
-
-def test_trainings_that_read_other_numbers_of_texts_are_marked() -> None:
-    plain, adapted = two_runs()
-    page = Page(run_report([{**plain, "training_texts": 990_000}, {**adapted, "training_texts": 1_480_000}]))
-    assert [remark for remark in page.texts["li"] if "hotels unadapted 990,000" in remark]
-    page = Page(run_report([{**run, "training_texts": 990_000} for run in two_runs()]))
-    assert not [remark for remark in page.texts["li"] if "990,000" in remark]
 
 
 def test_a_combination_is_listed_but_not_the_accuracy_of_the_model() -> None:
@@ -183,7 +166,7 @@ def test_every_gain_has_its_table_and_its_baseline() -> None:
         "gains": {},
         "results": [
             evaluation(72.0, table="ht.csv", by=by_unknown, **{GAIN: 0.21}),
-            evaluation(72.0, table="ht.parquet", baseline="plain", gain_over_baseline=0.2, training_difference="less"),
+            evaluation(72.0, table="ht.parquet", baseline="plain", gain_over_baseline=0.2),
             evaluation(72.0, table="ht.parquet", baseline="ngram", by=by_baseline, **ends),
         ],
     }
@@ -193,9 +176,9 @@ def test_every_gain_has_its_table_and_its_baseline() -> None:
         "Gain over ngram by rating, %, ht.parquet",
     ]
     results_of_tables = [row[1:] for row in page.rows]
-    assert ["ht.csv", "gain over an unknown context (same model)", "+21.0%", "–"] in results_of_tables
-    assert ["ht.parquet", "gain over plain", "+20.0%", "less"] in results_of_tables
-    assert ["ht.parquet", "gain over ngram", "+4.0% [+3.0, +5.0]", "–"] in results_of_tables
+    assert ["ht.csv", "gain over an unknown context (same model)", "+21.0%"] in results_of_tables
+    assert ["ht.parquet", "gain over plain", "+20.0%"] in results_of_tables
+    assert ["ht.parquet", "gain over ngram", "+4.0% [+3.0, +5.0]"] in results_of_tables
     both = Page(run_report([{**plain, "results": [evaluation(80.123, table="ht.parquet")]}, run]))
     assert "+10.1% [+10.1, +10.1]" in both.rows[2]
 
@@ -228,12 +211,12 @@ def test_trainings_with_the_same_seed_have_a_row_each() -> None:
     assert [row[:2] for row in page.rows[1:3]] == [["limited", "70.00*"], ["repeated", "76.00"]]
 
 
-def test_the_options_of_an_adaptation_that_a_run_does_not_have_are_not_shown(tmp_path: Path) -> None:
-    for name, context in (("with", ("city",)), ("without", ())):
-        make_run(tmp_path / name, context).save_weights({})
-    page = Page(report_page([tmp_path / "with", tmp_path / "without"]))
-    assert ["model.adapt", "not used", "concat, factor"] in page.rows
-    assert ["model.rank", "not used", "2"] in page.rows
+def test_the_options_that_differ_between_runs_are_shown(tmp_path: Path) -> None:
+    for adapt in (["concat"], ["concat", "factor"]):
+        make_run(tmp_path / str(len(adapt)), adapt=adapt).save_weights({})
+    page = Page(report_page([tmp_path / "1", tmp_path / "2"]))
+    assert ["model.adapt", "concat", "concat, factor"] in page.rows
+    assert not [row for row in page.rows if row[0] == "model.rank"]
 
 
 def test_the_typical_words_of_a_run_are_those_of_its_softmax_bias(tmp_path: Path) -> None:
@@ -241,7 +224,7 @@ def test_the_typical_words_of_a_run_are_those_of_its_softmax_bias(tmp_path: Path
     words = read_model(run.folder, has_words=True)["words"]
     assert [entry["context"] for entry in words] == ["city=Oslo", "city=Nice"], "the most frequent value is the first"
     for entry, city in zip(words, ("Oslo", "Nice"), strict=True):
-        assert entry["rows"] == rank_shifted_tokens(run, {"city": city}, None, None, count=6)
+        assert entry["rows"] == most_shifted_tokens(run, {"city": city}, count=6)
     page = Page(report_page([run.folder]))
     assert [chart for chart in page.charts if chart.startswith("city=")] == ["city=Oslo, nats", "city=Nice, nats"]
     plain, letters = save_run(tmp_path / "plain", output_bias=[]), save_run(tmp_path / "letters", tokenizer="char")

@@ -1,20 +1,9 @@
-"""The cache and the background thread that learns users."""
+"""The background thread that learns users."""
 
 import threading
-from typing import Any, cast
 
-from factorcell.service.engine import TypedTextCache
 from factorcell.service.learning import Relearner
 from factorcell.service.record import StoreError
-
-
-def test_cache_drops_the_least_recently_used_value() -> None:
-    cache, values = TypedTextCache(2), [cast(Any, object()) for _ in range(4)]
-    for key, value in zip("abac", values, strict=True):  # the service puts a value back after each use
-        cache.put(key, value)
-    assert [cache.get(key) for key in "abc"] == [values[2], None, values[3]]
-    cache.clear()
-    assert [cache.get(key) for key in "abc"] == [None] * 3
 
 
 def test_queued_users_are_learned_once_and_an_error_does_not_stop_the_queue() -> None:
@@ -28,7 +17,7 @@ def test_queued_users_are_learned_once_and_an_error_does_not_stop_the_queue() ->
             raise StoreError("out of order")
 
     relearner = Relearner(learn)
-    assert relearner.wait_until_idle(0)
+    assert relearner.wait_until_idle(10)
     relearner.add("ann")
     assert has_begun.wait(10)
     for user in ("bob", "bob", "ann", "eve"):  # ann again: her record may have changed since she was read

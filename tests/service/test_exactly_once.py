@@ -27,7 +27,7 @@ def test_sixty_four_writers_lose_nothing(open_service: OpenService, model: Serve
     profile = services[0].show("ann")
     assert profile is not None
     assert sorted(text.text for text in profile.texts) == sorted(texts)
-    assert [text.number for text in profile.texts] == list(range(1, 65))
+    assert profile.accepted == 64
     assert learned_by_service(services[1], "ann") == learned_by_library(model, [text.text for text in profile.texts])
 
 

@@ -29,7 +29,6 @@ def test_service_of_the_parent_is_refused_in_the_child(service: Service) -> None
             lambda: service.delete("ann"),
             lambda: service.pause("ann"),
             lambda: service.show("ann"),
-            lambda: service.export("ann"),
             lambda: service.expire(),
             lambda: service.relearn("ann"),
             lambda: service.check(),

@@ -62,7 +62,9 @@ def test_the_pause_of_an_active_user_does_not_expire(open_service: OpenService, 
         service.pause("bob")
         service.expire()
     assert service.store.users() == ["ann", "bob"]
-    assert service.export("ann") == {"format": 1, "user": "ann", "paused": True, "texts": []}
+    profile = service.show("ann")
+    assert profile is not None
+    assert (profile.paused, profile.texts) == (True, [])
     now += retention + 1
     service.expire()
     assert service.store.users() == [], "the pause of an inactive user expires"

@@ -10,8 +10,9 @@ from factorcell.completion import User, learn_one
 from factorcell.config import Config
 from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.errors import UserError
-from factorcell.evaluation import results
+from factorcell.evaluation.classification import classify
 from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.text_figures import save_result
 from factorcell.runs.run import Run
 from factorcell.training.fit import fit
 
@@ -32,8 +33,8 @@ def train_run(folder: Path, **data: Any) -> Run:
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
     run = fit(rows, dev=ROWS[:4], out=folder, config=config)
     evaluation = evaluate(run, ROWS, by=["who", "place"], unknown="group")
-    results.save_result(run, results.evaluation_row(run, ROWS, evaluation), evaluation.figures)
-    results.classify_and_save(run, ROWS, "who")
+    save_result(run, evaluation.result_row(run, ROWS), evaluation.figures)
+    save_result(run, classify(run, ROWS, "who").result_row(run, ROWS, "who"), {})
     return Run.open(folder)
 
 

@@ -95,7 +95,7 @@ def test_options_of_a_kind_follow_it() -> None:
         ({"model": "factorcel"}, "unknown model 'factorcel' (did you mean 'factorcell'?)"),
         ({"tokenizer": "chars"}, "unknown tokenizer 'chars'"),
         ({"base": "x", "backbone": "recurrent"}, "base requires backbone huggingface, got recurrent"),
-        ({"minutes": 0}, "minutes is 0; it must be above 0"),
+        ({"minutes": 0}, "minutes is 0; it must be a "),
         ({"preset": "fast"}, "unknown preset 'fast'"),
         ({"context": [Cyclic("lat", 0)]}, "context column 'lat:cyclic=0': expected a period above 0"),
     ],

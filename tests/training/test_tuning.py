@@ -186,7 +186,7 @@ def test_an_unreadable_study_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "s" / "study.journal").write_text("no journal\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"study\.journal: the study cannot be opened"):
         search(tmp_path / "s", 1)
-    with pytest.raises(UserError, match="trials is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="trials is 0; it must be a "):
         search(tmp_path / "t", 0)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match="optuna, which is not installed"):

@@ -31,7 +31,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NAME = f"{PROJECT['name']}-{PROJECT['version']}"
 NATIVE = "factorcell/nn/kernels/native/"
 LIBRARY = "factorcell/nn/kernels/_kernels.so"
-EXTRA = "complete"  # what `factorcell complete` needs
 SIZES = "--hidden-size 12 --embedding-size 8 --context-size 3 --variable-size 3 --rank 2 --threads 1".split()
 QUICK = "--tokenizer char --user user --min-count 1 --min-context-count 1 --epochs 2 --evaluations 1".split()
 USER_TEXTS = {"ann": "open the door", "bob": "close the gate"}
@@ -116,7 +115,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     pip = [sys.executable, "-m", "pip", "--python", installed.path("scripts") / "python", "install", "--no-index"]
     run([*pip, "--no-deps", wheel], folder)
     [package] = distributions(path=[str(installed.path("purelib"))])
-    link_packages(required_packages(package.requires or (), [EXTRA]).values(), installed.path("purelib"))
+    link_packages(required_packages(package.requires or (), []).values(), installed.path("purelib"))
     return installed
 
 

@@ -1,12 +1,9 @@
-"""The work of the command `demo`: character models of place names in the context of latitude and longitude.
+"""The work of the command `demo`: the four models of the TACL paper for place names in the context of coordinates.
 
-It trains the four models of the TACL paper.
-With the FactorCell model, it classifies names by country, generates names for places, and draws maps of the
-probability of each point given a name.
+They classify names by country; the FactorCell model generates names for places, and gives the probability of each point
+on a map given a name.
 """
 
-import os
-import platform
 import time
 from importlib import resources
 from pathlib import Path
@@ -14,18 +11,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import scipy.special
 from numpy.typing import NDArray
 
 from factorcell.config import PAPER_MODELS, options_by_section
-from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify_points
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
-from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.perplexity import evaluate_corpus
 from factorcell.generation.generate import GenerationOptions, generate
-from factorcell.io import files
 from factorcell.io.findings import LOG
 from factorcell.options.columns import Number
 from factorcell.runs.run import Run
@@ -72,37 +68,29 @@ def train_and_evaluate(folder: Path, *, epochs: float | None = None) -> Row:
     places = _read_rows("train")
     compared_models: list[ComparedModel] = []
     curve_rows: list[Row] = []
-    runs: dict[str, Run] = {}
-    classes: dict[str, Classification] = {}
-    # Seconds of earlier, interrupted commands.
-    logs = [files.read_rows(folder / model / "log.jsonl") for model in PAPER_MODELS]
-    earlier_minutes = sum(max((row["seconds"] for row in log), default=0.0) for log in logs) / 60
     for model, run in train_models(train, dev, specified, folder, PAPER_MODELS, minutes=minutes, resume=True):
-        runs[model] = run
+        evaluation = evaluate_corpus(run, run.prepare(dev))
+        row, figures = {key: value for key, value in evaluation.row.items() if key in FIGURES}, evaluation.figures
+        row |= {"parameters": run.model.parameter_count(), "minutes": run.training_minutes(), "accuracy": None}
         if run.model.is_adapted:
-            classes[model] = _classify(run, places)
-        compared_models.append(_evaluate(run, classes.get(model)))
+            countries = _classify(run, places)
+            row |= {name: value for name, value in countries.metrics().items() if name in ("accuracy", "majority")}
+            figures["accuracy"] = text_accuracies(countries)
+        compared_models.append(ComparedModel(model, [row], [figures]))
         curve_rows += [{**row, "model": model} for row in run.log() if row["split"] == "dev"]
-    LOG.info("computing the maps")
-    factorcell_run, countries = runs["factorcell"], classes["factorcell"]
+    LOG.info("computing the maps")  # with the last model, FactorCell
+    labels = [COUNTRIES[code] for code in countries.names]
+    values = zip(labels, countries.metrics()["values"], strict=True)
     return {
-        "minutes": earlier_minutes + (time.perf_counter() - start_time) / 60,
-        "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
+        "minutes": (time.perf_counter() - start_time) / 60,
         "texts": len(places),
         "models": compare_models(compared_models),
-        "cautions": [finding.text for finding in run_findings(factorcell_run)],
+        "cautions": [finding.text for finding in run_findings(run)],
         "curves": curve_rows,
-        "names": _generate_names(factorcell_run, {row["text"] for row in places}),
-        "maps": _compute_maps(factorcell_run, places),
-        "countries": [
-            {"country": COUNTRIES[row["value"]], "accuracy": row["recall"], "count": row["count"]}
-            for row in countries.metrics()["values"]
-        ],
-        "confusion": {
-            "labels": [COUNTRIES[code] for code in countries.names],
-            "counts": countries.confusion().tolist(),
-        },
-        "prior": "all inhabited points of a grid",
+        "names": _generate_names(run, {row["text"] for row in places}),
+        "maps": _compute_maps(run, places),
+        "countries": [{"country": label, "accuracy": row["recall"], "count": row["count"]} for label, row in values],
+        "confusion": {"labels": labels, "counts": countries.confusion().tolist()},
     }
 
 
@@ -110,20 +98,6 @@ def _read_rows(part: str) -> list[Row]:
     """Read the included place names, `part` train or dev: rows with text, country, lat, lon and population."""
     rows: list[Row] = pq.read_table(table_path(part)).to_pylist()
     return rows
-
-
-def _evaluate(run: Run, classification: Classification | None) -> ComparedModel:
-    """Return the perplexity of a run on the development names, and the accuracy of its classification by country."""
-    corpus = run.prepare(table_path("dev"))
-    nats = run.nats(corpus)
-    figures = text_figures.figures_from_nats(nats, corpus)
-    row = {key: value for key, value in summary_row(nats, corpus).items() if key in FIGURES}
-    row["parameters"] = run.model.parameter_count()
-    row |= {"minutes": run.training_minutes(), "accuracy": None}
-    if classification is not None:
-        row |= {name: value for name, value in classification.metrics().items() if name in ("accuracy", "majority")}
-        figures["accuracy"] = text_accuracies(classification)
-    return ComparedModel(run.folder.name, [row], [figures])
 
 
 def _classify(run: Run, places: list[Row]) -> Classification:
@@ -153,28 +127,19 @@ def _compute_maps(run: Run, places: list[Row]) -> list[Row]:
     """Compute the posterior of the inhabited grid points given each of `MAPPED_NAMES`, with a uniform prior."""
     latitudes, longitudes = np.arange(-57.5, 75.1, GRID_STEP), np.arange(-180.0, 180.0, GRID_STEP)
     is_inhabited = _inhabited_points(latitudes, longitudes, places)
+    rows, columns = np.nonzero(is_inhabited)
     points = [
-        {"lat": float(latitudes[lat_index]), "lon": float(longitudes[lon_index])}
-        for lat_index, lon_index in np.argwhere(is_inhabited)
+        {"lat": lat, "lon": lon}
+        for lat, lon in zip(latitudes[rows].tolist(), longitudes[columns].tolist(), strict=True)
     ]
     dev_rows = {row["text"]: row for row in _read_rows("dev")}
     corpus = run.prepare([{"text": text} for text in MAPPED_NAMES], unknown="expected")
-    name_log_probs = log_likelihoods(run, corpus, points)  # names by points: log p(name | point)
-    posterior = np.exp(name_log_probs - name_log_probs.max(1, keepdims=True))
-    posterior /= posterior.sum(1, keepdims=True)
     maps = []
-    for text, point_probabilities in zip(MAPPED_NAMES, posterior, strict=True):
-        grid_probabilities = np.full(is_inhabited.shape, np.nan)
-        grid_probabilities[is_inhabited] = point_probabilities
-        maps.append(
-            {
-                "text": text,
-                "lat": latitudes.tolist(),
-                "lon": longitudes.tolist(),
-                "probability": grid_probabilities.tolist(),
-                "true": (dev_rows[text]["lat"], dev_rows[text]["lon"]),
-            }
-        )
+    for text, log_probs in zip(MAPPED_NAMES, log_likelihoods(run, corpus, points), strict=True):
+        grid = np.full(is_inhabited.shape, np.nan)
+        grid[is_inhabited] = scipy.special.softmax(log_probs)  # log p(name | point) of each point
+        entry = {"lat": latitudes.tolist(), "lon": longitudes.tolist(), "probability": grid.tolist()}
+        maps.append({**entry, "text": text, "true": (dev_rows[text]["lat"], dev_rows[text]["lon"])})
     return maps
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, OUTPUT_FOLDER, Parser
 from factorcell.config import Config
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
-from factorcell.io.output import format_number
 from factorcell.options.limits import ADVICE_ROWS, PRIORS, PROPOSALS
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
     from factorcell.evaluation.perplexity import Evaluation
     from factorcell.evaluation.rescoring.nbest import NBest
-    from factorcell.evaluation.rescoring.rescore import ScoreWeights
+    from factorcell.evaluation.rescoring.rescore import Weights
     from factorcell.evaluation.text_figures import Figures
     from factorcell.ngram.ngram import NGram
     from factorcell.nn.scoring import Scorer
@@ -32,39 +31,25 @@ UNCALIBRATED = (
 )
 MAX_SHOWN_PREDICTIONS = 20  # maximum number of texts whose predictions are printed if --out is not specified
 MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
-SCOPE = (
-    "Estimated reduction of the perplexity by each column, on random held-out rows. For new users, authors or "
-    "documents, the gain of their columns is smaller; with few texts, a trained model can also lose"
-)
-ACCURACY_EXPLANATION = (
-    "accuracy: accuracy of predicting the value from the text; majority class: accuracy of always predicting the most "
-    "frequent value; both leave out the texts with rare values"
-)
-USER_GAIN = "this gain holds for users of the training table; `factorcell replay` measures the gain for new users"
 
 Row = dict[str, Any]
 
 
 def add_evaluate_arguments(parser: Parser) -> None:
-    _add_run_and_table(parser)
-    _add_by(parser)
+    parser.add_all("run", "table", "--by", "--no-ngram-mixture", "--save", "--unknown", *COMPUTING)
     help_text = "run or n-gram model to compute gains over; if its vocabulary differs, bits per byte are compared, and "
     help_text += "--by is refused"
-    parser.add_argument("--baseline", type=Path, metavar="RUN", help=help_text)
-    options.add_no_ngram_mixture(parser)
-    _add_save(parser)
-    options.add_computing(parser)
+    parser.add("--baseline", type=Path, metavar="RUN", help=help_text)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import results
     from factorcell.evaluation.diagnostics import unknown_users_finding
     from factorcell.evaluation.perplexity import evaluate
 
     run = _open_scorer(arguments.run, arguments)
     baseline = _open_scorer(arguments.baseline, arguments) if arguments.baseline else None
     result = evaluate(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
-    row = results.evaluation_row(run, arguments.table, result, baseline)
+    row = result.result_row(run, arguments.table)
     if arguments.json:
         value_rows = [{**value_row, "by": column} for column in arguments.by for value_row in result.by[column]]
         terminal.show_json([{name: value for name, value in row.items() if name != "by"}, *value_rows])
@@ -73,12 +58,10 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     if arguments.save:
         _save_result(run, row, result.figures)
         if baseline and result.baseline and not baseline.folder.samefile(run.folder):
-            baseline_row = results.evaluation_row(baseline, arguments.table, result.baseline)
+            baseline_row = result.baseline.result_row(baseline, arguments.table)
             _save_result(baseline, baseline_row, result.baseline.figures)
     if row.get("only_unknown_users"):
         report(unknown_users_finding(run, "text"))
-    if row.get("training_difference"):
-        report(Finding("unlike trainings", row["training_difference"]))
 
 
 def _open_scorer(folder: Path, arguments: argparse.Namespace) -> "Scorer":
@@ -126,75 +109,62 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
 
 
 def _save_result(run: "Scorer", row: Row, text_figures: "Figures") -> None:
-    from factorcell.evaluation.results import save_result
+    from factorcell.evaluation.text_figures import save_result
 
     if failure_notice := save_result(run, row, text_figures):
         terminal.notify(failure_notice)
 
 
 def add_classify_arguments(parser: Parser) -> None:
-    _add_run_and_table(parser)
-    parser.add_argument("--target", metavar="COLUMN", help="categorical context column to predict")
-    parser.add_argument("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
-    help_text = "values that are not predicted, but whose texts count as negatives in the AUC"
-    parser.add_argument("--distractors", nargs="+", default=[], metavar="VALUE", help=help_text)
+    parser.add_all("run", "table", "--no-ngram-mixture", "--save", "--unknown", *COMPUTING)
+    parser.add("--target", metavar="COLUMN", help="categorical context column to predict")
+    parser.add("--values", nargs="+", default=[], metavar="VALUE", help="candidate values (default: all)")
     help_text = "prior probabilities of the values; without other columns, conditional means training (frequencies)"
-    parser.add_argument("--priors", default="conditional", choices=PRIORS, help=help_text)
+    parser.add("--priors", default="conditional", choices=PRIORS, help=help_text)
     help_text = "development table to fit a temperature on, or the weights of --combine"
-    parser.add_argument("--calibrate", type=Path, metavar="DEV", help=help_text)
+    parser.add("--calibrate", type=Path, metavar="DEV", help=help_text)
     help_text = "combine the model with the linear baseline of the run, with weights fitted on the table of --calibrate"
-    parser.add_argument("--combine", action="store_true", help=help_text)
+    parser.add("--combine", action="store_true", help=help_text)
     help_text = "table of the points to choose from, with a column `name` and the numeric context columns"
-    parser.add_argument("--points", type=Path, metavar="TABLE", help=help_text)
+    parser.add("--points", type=Path, metavar="TABLE", help=help_text)
     help_text = "leave out texts that are farther than KM from every point"
-    parser.add_argument("--within", type=float, default=math.inf, metavar="KM", help=help_text)
-    options.add_no_ngram_mixture(parser)
+    parser.add("--within", default=math.inf, metavar="KM", help=help_text)
     help_text = "compute the softmax over N sampled tokens, e.g. a tenth of the vocabulary; 0: all tokens"
-    parser.rare.add_argument("--samples", type=int, default=0, help=help_text)
+    parser.add("--samples", default=0, rare=True, help=help_text)
     help_text = "distribution of --samples: by rank in the vocabulary, or by training frequency as in the papers"
-    parser.rare.add_argument("--proposal", choices=PROPOSALS, default="rank", help=help_text)
-    options.add_output(parser, "--out", "write the probabilities of all values for each text (JSON lines)")
-    _add_save(parser)
-    options.add_computing(parser)
+    parser.add("--proposal", choices=PROPOSALS, default="rank", rare=True, help=help_text)
+    parser.add("--out", type=OUTPUT_FILE, help="write the probabilities of all values for each text (JSON lines)")
 
 
 def run_classify(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import baselines
+    from factorcell.evaluation import linear_classifier
     from factorcell.evaluation.bayes_rule import LINEAR_BASELINE
     from factorcell.evaluation.classification import classify, classify_points, read_points
     from factorcell.evaluation.likelihoods import check_adapted
 
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
-    options_of_target = {
-        "calibrate": arguments.calibrate,
-        "combine": arguments.combine,
-        "priors": None if arguments.priors == "conditional" else arguments.priors,
-    }
-    for name, value in options_of_target.items():
-        if arguments.points and value:
-            raise UserError(f"--{name} requires --target COLUMN; it does not apply to --points")
+    for_target = (arguments.calibrate, arguments.combine, arguments.samples, arguments.priors != "conditional")
+    if arguments.points and any(for_target):
+        raise UserError("--calibrate, --combine, --priors and --samples require --target COLUMN, got --points")
     run = options.open_run(arguments)
     check_adapted(run)
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("unknown", "samples", "proposal")}
     if arguments.points:
-        points = read_points(arguments.points)
-        result = classify_points(run, arguments.table, points, within=arguments.within, **settings)
+        points, unknown = read_points(arguments.points), arguments.unknown
+        result = classify_points(run, arguments.table, points, within=arguments.within, unknown=unknown)
     else:
-        names = ("values", "distractors", "priors", "calibrate", "combine")
-        settings |= {name: getattr(arguments, name) for name in names}
+        names = ("unknown", "values", "priors", "samples", "proposal", "calibrate", "combine")
+        settings = options.selected(arguments, *names)
         result = classify(run, arguments.table, arguments.target, **settings)
     _report_classification(run, result, arguments)
     if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
-        terminal.notify(baselines.missing_baseline(run, arguments.target))
+        terminal.notify(linear_classifier.missing_baseline(run, arguments.target))
 
 
 def _report_classification(run: "Run", result: "Classification", arguments: argparse.Namespace) -> None:
     """Print or write the predictions, and print the metrics if any text has a label; save them with --save."""
     from factorcell.data.tables.tables import table_name
-    from factorcell.evaluation.bayes_rule import CONTEXT_CLASSIFIER, text_accuracies
-    from factorcell.evaluation.diagnostics import classification_findings
-    from factorcell.evaluation.results import classification_row
+    from factorcell.evaluation.bayes_rule import text_accuracies
     from factorcell.io import files
 
     metrics = result.metrics()
@@ -202,7 +172,7 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
     if arguments.json:
         terminal.show_json([metrics] if result.has_labels else rows)
     elif result.has_labels:
-        terminal.show_classification(result, metrics, arguments.verbose)
+        show_classification(result, metrics, arguments.verbose)
     elif not arguments.out:
         _show_predictions(rows)
     if arguments.out:
@@ -212,79 +182,78 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
         if arguments.points:
             limit = f", within {arguments.within:g}" if math.isfinite(arguments.within) else ""
             target = f"the nearest of {len(result.names):,} points of {table_name(arguments.points)}{limit}"
-        row = classification_row(run, arguments.table, target, result, metrics)
+        row = result.result_row(run, arguments.table, target)
         _save_result(run, row, {"accuracy": text_accuracies(result)})
     elif not result.has_labels:
         output = f", written to {arguments.out}" if arguments.out else ""
-        missing_value = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         counted_texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
         task = f"{counted_texts} classified ({result.name}){output}"
-        terminal.notify(f"{task}; accuracy not computed: no text has {missing_value}")
+        terminal.notify(f"{task}; accuracy not computed: no text has a candidate value")
         if arguments.target and not arguments.calibrate:
             terminal.notify(UNCALIBRATED)
-    if CONTEXT_CLASSIFIER in result.other_predictions:
-        report(*classification_findings(run, arguments.target))
+
+
+def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
+    """Print the accuracies of a classification of labelled texts, of other classifiers and of the majority class.
+
+    With `verbose`, also print the metrics of each value and their means.
+    """
+    from factorcell.data.columns.values import natural_order
+
+    rows = [{"classifier": result.name, "accuracy": terminal.format_interval(metrics, "accuracy")}]
+    for row in metrics["others"]:
+        gain = terminal.format_difference(row, "difference")
+        rows.append({**row, "accuracy": terminal.format_interval(row, "accuracy"), "gain of the first": gain})
+    majority = f"majority class ({metrics['majority_value']})"
+    terminal.show_table(
+        [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
+        ("classifier", "accuracy", "gain of the first"),
+    )
+    left_out = f", {metrics['left_out']:,} without a candidate value left out" if metrics["left_out"] else ""
+    terminal.show(f"{metrics['texts']:,} texts{left_out}")
+    if weights := metrics.get("combination_weights"):
+        terminal.show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
+    if verbose:
+        order = natural_order(result.names) or range(len(result.names))
+        means = {"value": "mean", "count": metrics["texts"], "f1": metrics["macro_f1"], "auc": metrics["auc"]}
+        value_rows = [*(metrics["values"][index] for index in order), means]
+        terminal.show_table(value_rows, ("value", "count", "precision", "recall", "f1", "auc"))
 
 
 def _show_predictions(rows: Sequence[Row]) -> None:
     shown_rows = [
-        {
-            "row": f"{row['row']}",
-            "predicted": row["predicted"],
-            "probability": f"{max(row['probabilities'].values()):.4f}",
-        }
+        {**row, "row": f"{row['row']}", "probability": f"{max(row['probabilities'].values()):.4f}"}
         for row in rows[:MAX_SHOWN_PREDICTIONS]
     ]
     terminal.show_table(shown_rows, ("row", "predicted", "probability"))
     if len(rows) > MAX_SHOWN_PREDICTIONS:
-        terminal.notify(
-            f"only the first {MAX_SHOWN_PREDICTIONS} texts are shown; "
-            "--out FILE writes all, with the probability of every value"
-        )
+        terminal.notify(f"only the first {MAX_SHOWN_PREDICTIONS} texts are shown; --out FILE writes all")
 
 
 def add_score_arguments(parser: Parser) -> None:
-    _add_run_and_table(parser)
-    parser.add_argument("--tokens", action="store_true", help="also score each token")
-    options.add_computing(parser)
+    parser.add_all("run", "table", "--unknown", *COMPUTING)
+    parser.add("--tokens", action="store_true", help="also score each token")
 
 
 def run_score(arguments: argparse.Namespace) -> None:
-
     run = options.open_run(arguments)
     rows: list[Row] = run.score_rows(arguments.table, tokens=arguments.tokens, unknown=arguments.unknown)
     rows = [{**row, "row": row["row"] + 1} for row in rows]  # users count rows from 1
     if arguments.json:
         return terminal.show_json(rows)
-    token_header, empty_token = (["token"], [""]) if arguments.tokens else ([], [])
-    terminal.show_fields("row", "nats", "targets", "perplexity", *token_header)
+    terminal.show_fields("row", "nats", "targets", "perplexity", "out of vocabulary", *["token"] * arguments.tokens)
     for row in rows:
-        number, nats, perplexity = f"{row['row']}", f"{row['nats']:z.4f}", f"{row['perplexity']:.4f}"
-        terminal.show_fields(number, nats, f"{row['targets']}", perplexity, *empty_token)
+        figures = [f"{row['targets']}", f"{row['perplexity']:.4f}", f"{row['unknown_targets']}"]
+        terminal.show_fields(f"{row['row']}", f"{row['nats']:z.4f}", *figures, *[""] * arguments.tokens)
         for token in row.get("tokens", ()):
-            terminal.show_fields(number, f"{token['nats']:z.4f}", "", "", token["token"])
+            terminal.show_fields(f"{row['row']}", f"{token['nats']:z.4f}", "", "", "", token["token"])
     return None
 
 
-def _add_save(parser: Parser) -> None:
-    parser.add_argument("--save", action="store_true", help="save the result in the run folder, for report")
-
-
-def _add_by(parser: Parser) -> None:
-    help_text = "also report each value of this column (repeatable)"
-    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
-
-
-def _add_run_and_table(parser: Parser) -> None:
-    options.add_run(parser)
-    options.add_table(parser)
-
-
 def add_baseline_ngram_arguments(parser: Parser) -> None:
-    options.add_table(parser, "train")
-    options.add_output(parser, "--out", "folder of the model", folder=True, required=True, metavar="FOLDER")
-    help_text = "maximum n of the n-grams, in tokens (default: 4 for words, 9 for characters)"
-    parser.add_argument("--order", type=int, help=help_text)
+    parser.add("train")
+    parser.add("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="folder of the model")
+    parser.add("--order", help="maximum n of the n-grams, in tokens (default: 4 for words, 9 for characters)")
     _add_reading_options(parser)
 
 
@@ -298,58 +267,53 @@ def run_baseline_ngram(arguments: argparse.Namespace) -> None:
 
 
 def add_baseline_linear_arguments(parser: Parser) -> None:
-    options.add_table(parser, "train")
-    parser.add_argument("--test", required=True, type=Path, metavar="TABLE", help="table of texts to classify")
-    parser.add_argument("--target", required=True, metavar="COLUMN", help="categorical column to predict")
+    parser.add_all("train", "--json")
+    parser.add("--test", required=True, type=Path, metavar="TABLE", help="table of texts to classify")
+    parser.add("--target", required=True, metavar="COLUMN", help="categorical column to predict")
     help_text = "other column that the classifier reads: NAME or NAME:KIND (repeatable)"
-    parser.add_argument("--context", action="append", default=[], metavar="COLUMN", help=help_text)
+    parser.add("--context", repeatable=True, metavar="COLUMN", help=help_text)
     _add_reading_options(parser)
-    options.add_json(parser)
 
 
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation import baselines
+    from factorcell.evaluation import linear_classifier
 
     config, tokenizer = _reading_options(arguments)
     tables, context = (arguments.train, arguments.test), arguments.context
-    train, test = baselines.read_train_and_test(*tables, arguments.target, config, context=context, tokenizer=tokenizer)
-    result = baselines.classify_with_linear_baseline(train, test)
+    train, test = linear_classifier.read_train_and_test(
+        *tables, arguments.target, config, context=context, tokenizer=tokenizer
+    )
+    result = linear_classifier.classify_with_linear_baseline(train, test)
     if arguments.json:
         terminal.show_json([result.metrics()])
     else:
-        terminal.show_classification(result, result.metrics(), arguments.verbose)
+        show_classification(result, result.metrics(), arguments.verbose)
 
 
 def _add_reading_options(parser: Parser) -> None:
     help_text = "use the vocabulary of this run and its options for reading texts"
-    parser.add_argument("--like", type=Path, metavar="RUN", help=help_text)
-    help_text = "TOML or JSON file with options for reading texts in its section [data]"
-    parser.add_argument("--config", type=Path, help=help_text)
-    help_text = "column with the texts (default: as in RUN or the file, else text)"
-    parser.add_argument("--text", metavar="COLUMN", help=help_text)
+    parser.add("--like", type=Path, metavar="RUN", help=help_text)
+    parser.add("--config", type=Path, help="TOML or JSON file with options for reading texts in its section [data]")
+    parser.add("--text", metavar="COLUMN", help="column with the texts (default: as in RUN or the file, else text)")
 
 
 def _reading_options(arguments: argparse.Namespace) -> "tuple[Config, Tokenizer | None]":
     """Return the options for reading texts, and the tokenizer, of the model --like; or the options of --config."""
-    from factorcell.evaluation.results import open_model
+    from factorcell.training.mixture import open_scorer
 
     if arguments.like is not None and arguments.config is not None:
         raise UserError("expected either --like or --config, got both")
     config, tokenizer = Config.of(config=arguments.config) if arguments.config else Config(), None
     if arguments.like is not None:
-        model = open_model(arguments.like)
+        model = open_scorer(arguments.like)
         config, tokenizer = model.config, model.tokenizer
     return (config if arguments.text is None else config.with_options(text=arguments.text)), tokenizer
 
 
 def add_advise_arguments(parser: Parser) -> None:
-    options.add_table(parser)
-    help_text = "TOML or JSON file of options; options on the command line take precedence"
-    parser.add_argument("--config", type=Path, help=help_text)
-    parser.add_argument("--rows", type=int, default=ADVICE_ROWS, help="number of rows to read, sampled at random")
-    options.add_seed(parser, "the random samples")
-    options.add_json(parser)
-    options.add_threads(parser)
+    parser.add_all("table", "--config", "--json", "--threads")
+    parser.add("--rows", default=ADVICE_ROWS, help="number of rows to read, sampled at random")
+    parser.add("--seed", default=0, help="seed of the random samples")
     options.add_config_options(parser, "data", "tokenizer")
 
 
@@ -364,15 +328,12 @@ def run_advise(arguments: argparse.Namespace) -> None:
     size = f"{result.text_count:,} texts{sampling}, {result.targets_per_text:.1f} targets per text"
     terminal.show(f"{size}; gains per {result.unit}")
     terminal.show(f"all columns together: perplexity about {result.gain:.1%} lower")
-    terminal.show_table(*_advice_table(result.columns))
-    terminal.show(ACCURACY_EXPLANATION)
-    for row in result.columns:
-        is_user = row["column"] == config.data.user and row["advice"] != "leave out"
-        terminal.show(f"{row['column']}: {row['advice']}: {row['why']}{f'; {USER_GAIN}' if is_user else ''}")
+    rows = [_advice_cells(row) for row in result.columns]
+    terminal.show_table(rows, list(rows[0]))
+    terminal.show(*(f"{row['column']}: {row['advice']}: {row['why']}" for row in result.columns))
     if command := train_command(arguments.table, config, result.columns):
         terminal.show(f"to train with this advice: {command}")
-        terminal.show("to measure the gain of each model: the same command with `compare`, --dev and --test")
-    return terminal.notify(SCOPE)
+    return terminal.notify("these are estimates on random held-out rows; with few texts, a trained model can also lose")
 
 
 def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
@@ -393,49 +354,39 @@ def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
     )
 
 
-def _advice_table(columns: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a table of the advice: a row of text for every context column, and the titles of the table's columns."""
-    rows = [
-        {
-            "column": row["column"],
-            "values": f"{row['values']:,} ranges" if row["is_binned"] else f"{row['values']:,}",
-            "texts per value (median)": f"{row['texts_per_value']:,.0f}",
-            **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
-            "expected gain": f"{row['gain']:.1%}",
-            "added gain": f"{row['added']:.1%}",
-            "accuracy": format_number(row["accuracy"], ".0%"),
-            "majority class": format_number(row["majority"], ".0%"),
-        }
-        for row in columns
-    ]
-    return rows, list(rows[0])
+def _advice_cells(row: Row) -> dict[str, str | None]:
+    """Return the cells of the table about a context column, by title."""
+    return {
+        "column": row["column"],
+        "values": f"{row['values']:,}",
+        "texts per value (median)": f"{row['texts_per_value']:,.0f}",
+        **{name: f"{row[name]:.1%}" if row[name] else None for name in ("rare", "missing")},
+        "expected gain": f"{row['gain']:.1%}",
+        "added gain": f"{row['added']:.1%}",
+    }
 
 
 def add_rescore_arguments(parser: Parser) -> None:
-    options.add_run(parser, "run folder, or the folder of an n-gram model")
+    parser.add("run", help="run folder, or the folder of an n-gram model")
     help_text = "n-best lists: JSON lines, or the formats of Kaldi, NeMo or SRILM"
-    parser.add_argument("lists", type=Path, metavar="NBEST", help=help_text)
-    parser.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
-    help_text = "JSON file of weights; --tune writes it, otherwise the command reads it"
-    parser.add_argument("--weights", type=Path, help=help_text)
+    parser.add("lists", type=Path, metavar="NBEST", help=help_text)
+    parser.add("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
+    parser.add("--weights", type=Path, help="JSON file of weights; --tune writes it, otherwise the command reads it")
     help_text = "without --tune and --weights: weight of RUN, 0 to 1; the first-pass language model has 1 - X"
-    parser.add_argument("--share", type=float, default=0.5, help=help_text)
+    parser.add("--share", default=0.5, help=help_text)
     for prefix, lists in (("", "the lists"), ("tune-", "the lists of --tune")):
-        help_text = f"reference transcripts of {lists}: lines ID WORD ..."
-        parser.add_argument(f"--{prefix}reference", type=Path, help=help_text)
+        parser.add(f"--{prefix}reference", type=Path, help=f"reference transcripts of {lists}: lines ID WORD ...")
         help_text = f"table of context columns for {lists}; its first column has the ids of the utterances"
-        parser.add_argument(f"--{prefix}utt2context", type=Path, metavar="TABLE", help=help_text)
-    options.add_context(parser)
-    _add_by(parser)
-    options.add_output(parser, "--out", "write a row for each utterance (JSON lines)")
-    options.add_computing(parser)
+        parser.add(f"--{prefix}utt2context", type=Path, metavar="TABLE", help=help_text)
+    parser.add_all("--context", "--by", "--unknown", *COMPUTING)
+    parser.add("--out", type=OUTPUT_FILE, help="write a row for each utterance (JSON lines)")
 
 
 def run_rescore(arguments: argparse.Namespace) -> None:
     from factorcell.evaluation.diagnostics import report_run
     from factorcell.evaluation.rescoring import rescore
-    from factorcell.evaluation.results import open_model
     from factorcell.io import files
+    from factorcell.training.mixture import MixedModels, open_scorer
 
     if arguments.out is not None and arguments.out.exists():
         raise UserError(f"{arguments.out}: exists already; choose another file")
@@ -444,7 +395,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     lists = _read_lists(arguments.lists, arguments.reference, arguments.utt2context)
     for column in arguments.by:
         check_choice("column", column, lists.columns)
-    model = open_model(arguments.run, device=arguments.device, precision=arguments.precision)
+    model = open_scorer(arguments.run, device=arguments.device, precision=arguments.precision)
+    if isinstance(model, MixedModels):
+        raise UserError(f"{arguments.run}: expected a run or an n-gram model, got a mixture of models")
     report_run(model)
     weights = _fit_or_read_weights(arguments, model, lists)
     scored_lists = _score_lists(arguments, model, lists)
@@ -456,9 +409,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         text = "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
         report(Finding("more errors", text))
     if arguments.json:
-        terminal.show_json([{"weights": dict(weights.values)}, *(summary or rows)])
+        terminal.show_json([{"weights": weights}, *(summary or rows)])
         return
-    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
+    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.items()))
     if summary:
         _show_rates(summary[: 1 + MAX_SHOWN_VALUES])  # the first row is about all utterances
     else:
@@ -476,9 +429,10 @@ def _read_lists(path: Path, reference_path: Path | None, columns_path: Path | No
     return lists if columns_path is None else nbest.with_columns(lists, columns_path)
 
 
-def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "ScoreWeights":
+def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "Weights":
     """Return the weights of the scores: fitted on --tune, read from --weights, or computed from --share."""
-    from factorcell.evaluation.rescoring.rescore import ScoreWeights, fit_weights
+    from factorcell.evaluation.rescoring.rescore import fit_weights, read_weights, share_weights
+    from factorcell.io import files
 
     if arguments.tune is None:
         tune_files = {"--tune-reference": arguments.tune_reference, "--tune-utt2context": arguments.tune_utt2context}
@@ -486,8 +440,8 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", li
             if path is not None:
                 raise UserError(f"{option} {path}: requires the lists of --tune")
         if arguments.weights:
-            return ScoreWeights.open(arguments.weights)
-        return ScoreWeights.with_model_share(lists.score_names, arguments.share)
+            return read_weights(arguments.weights)
+        return share_weights(lists.score_names, arguments.share)
     tune_lists = _read_lists(arguments.tune, arguments.tune_reference, arguments.tune_utt2context)
     if tune_lists.score_names != lists.score_names:
         expected, actual = (", ".join(names) for names in (lists.score_names, tune_lists.score_names))
@@ -495,7 +449,7 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", li
     weights, nats_per_list = fit_weights(_score_lists(arguments, model, tune_lists))
     terminal.notify(f"weights fitted on {arguments.tune}: {nats_per_list:g} nats per list")
     if arguments.weights is not None:
-        weights.save(arguments.weights)
+        files.write_json(arguments.weights, weights)
     return weights
 
 

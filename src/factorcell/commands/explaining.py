@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, Parser
 from factorcell.errors import UserError
 from factorcell.io import input_files
 from factorcell.io.findings import Finding, report
@@ -30,28 +30,29 @@ ContextPair = tuple[dict[str, str], dict[str, str]]  # a context, and the one it
 
 
 def add_explain_arguments(parser: Parser) -> None:
-    options.add_run(parser)
-    help_text = "file with one text per line, or a table; -: standard input"
-    parser.add_argument("file", metavar="FILE", nargs="?", help=help_text)
-    parser.add_argument("--text", action="append", default=[], help="a text, instead of FILE (repeatable)")
+    parser.add("run")
+    parser.add("file", metavar="FILE", nargs="?", help="file with one text per line, or a table; -: standard input")
+    parser.add("--text", repeatable=True, help="a text, instead of FILE (repeatable)")
     help_text = "two or more contexts: rating=5 rating=1; join several columns with ';': 'rating=5; city=Oslo'"
-    parser.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
-    options.add_context(parser)
+    parser.add("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
+    parser.add("--context")
     help_text = "further runs whose log-likelihoods are averaged with those of RUN"
-    parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    parser.add("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
     help_text = "other runs whose ratios are shown separately, for comparison"
-    parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
-    options.add_no_ngram_mixture(parser)
+    parser.add("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
+    parser.add("--no-ngram-mixture")
     _add_train(parser)
-    options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
-    options.add_computing(parser, unknown="error")
+    parser.add("--page", type=OUTPUT_FILE, metavar="HTML", help="write an HTML page")
+    parser.add("--unknown", default="error")
+    parser.add_all(*COMPUTING)
 
 
 def run_explain(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation.diagnostics import run_findings
-    from factorcell.evaluation.explaining.likelihood_ratios import compared_columns, evidence_findings, explain
+    from factorcell.evaluation.diagnostics import differing_columns, run_findings
+    from factorcell.evaluation.explaining.likelihood_ratios import evidence_findings, explain
     from factorcell.io import files
     from factorcell.io.findings import ranked
+    from factorcell.runs.run import training_table
 
     run, *others = (options.open_run(arguments, folder) for folder in (arguments.run, *arguments.ensemble))
     shared = options.parse_context(run, arguments.context)
@@ -59,15 +60,19 @@ def run_explain(arguments: argparse.Namespace) -> None:
     compared_runs = [options.open_run(arguments, folder) for folder in arguments.compare_with]
     specified = {name for context in contexts.values() for name in context}
     texts, text_contexts = _read_texts(arguments, run, specified)
-    options.check_contexts(run, list(contexts.values()), arguments.unknown)
+    for context in contexts.values():
+        run.read([""], [context], unknown=arguments.unknown)  # raises the error of a value that is not valid
     model_name = f"{arguments.run.name} and {len(others)} more" if others else arguments.run.name
     models = [(model_name, [run, *others]), *((other.folder.name, [other]) for other in compared_runs)]
     settings: dict[str, Any] = {
         # The typed values were checked above; a table is read as `score` reads it.
         "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
-        "train": options.find_training_table(run, arguments.train, "no counts of words"),
+        "train": arguments.train or training_table(run),
         "text_contexts": text_contexts,
     }
+    if settings["train"] is None:
+        text = f"no counts of words: {run.folder} records no existing training table; add --train TABLE"
+        report(Finding("no evidence", text))
     rows_of_models = [
         [{**({"model": name} if compared_runs else {}), **row} for row in explain(runs, texts, contexts, **settings)]
         for name, runs in models
@@ -76,10 +81,10 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if arguments.page:
         from factorcell.reports.explain import explanation_page
 
-        columns = compared_columns([*contexts.values()], text_contexts)
-        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, *columns)]
+        columns = differing_columns([*contexts.values()])
+        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, columns)]
         cautions = [finding.text for finding in ranked([*findings, *evidence_findings(rows)])]
-        files.write(arguments.page, explanation_page(model_name, rows, 1 + len(others), cautions))
+        files.write(arguments.page, explanation_page(model_name, rows, cautions))
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)
@@ -121,8 +126,10 @@ def _read_texts(arguments: argparse.Namespace, run: "Run", specified: Collection
         columns = [name for name in run.schema.columns() if name not in specified]
         return read_texts(arguments.file, run.config.data.text, columns)
     else:
-        is_stream = arguments.file == "-"
-        content = terminal.decode_input(sys.stdin.buffer.read()) if is_stream else input_files.read_text(arguments.file)
+        if arguments.file == "-":
+            content = input_files.decode(sys.stdin.buffer.read(), "standard input", sys.stdin.encoding)
+        else:
+            content = input_files.read_text(arguments.file)
         texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
         raise UserError(f"{arguments.file}: the file contains no text")
@@ -134,12 +141,8 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
     from factorcell.evaluation.explaining.likelihood_ratios import STRENGTHS
     from factorcell.reports.wording import readable_token
 
-    has_colours = terminal.has_colours(sys.stdout)
     if len(names) == 2:
-        first, second = (
-            mark_token(name, sign * STRONG_RATIO, has_colours=has_colours)
-            for name, sign in zip(names, (1, -1), strict=True)
-        )
+        first, second = mark_token(names[0], STRONG_RATIO), mark_token(names[1], -STRONG_RATIO)
         legend = ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"]
         terminal.show(terminal.join("", legend))
         weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
@@ -149,7 +152,7 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
         terminal.show("", *([row["model"]] if "model" in row else []))
         tokens = [(readable_token(token["token"]), token) for token in row["tokens"]]
         if len(names) == 2:
-            _show_marked_tokens(row, tokens, names[0], has_colours)
+            _show_marked_tokens(row, tokens, names[0])
         else:
             probabilities = [{name: f"{token['posterior'][name]:.1%}" for name in names} for _, token in tokens]
             lines = [{"token": text, **line} for (text, _), line in zip(tokens, probabilities, strict=True)]
@@ -160,14 +163,12 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
         terminal.notify(EQUAL_PRIORS)
 
 
-def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_context: str, has_colours: bool) -> None:
+def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_context: str) -> None:
     """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
     from factorcell.evaluation.explaining.likelihood_ratios import has_evidence, with_evidence
     from factorcell.reports.wording import token_separator
 
-    marked_tokens = [
-        mark_token(text, token["ratio"] * has_evidence(token), has_colours=has_colours) for text, token in tokens
-    ]
+    marked_tokens = [mark_token(text, token["ratio"] * has_evidence(token)) for text, token in tokens]
     terminal.show(terminal.join(token_separator(row["tokenizer"]), marked_tokens))
     ratio, probability = row["ratio"], row["posterior"][first_context]
     terminal.show(f"{ratio:+z.2f} nats in total; p({first_context} | text) = {probability:.1%}")
@@ -177,7 +178,7 @@ def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_conte
         terminal.show(f"without the tokens without evidence ({', '.join(unsupported)}): {figures}")
 
 
-def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
+def mark_token(text: str, ratio: float) -> str:
     """Return a token with marks for the strength and the sign of its log-likelihood ratio."""
     from factorcell.evaluation.explaining.likelihood_ratios import strength
 
@@ -185,7 +186,7 @@ def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
     if not signed_strength:
         return text
     is_positive = signed_strength > 0
-    if not has_colours:
+    if not terminal.has_colours(sys.stdout):
         return text + ("⁺" if is_positive else "⁻") * abs(signed_strength)
     background, foreground = (BLUES if is_positive else ORANGES)[abs(signed_strength) - 1]
     underline = "" if is_positive else "4;"
@@ -193,35 +194,33 @@ def mark_token(text: str, ratio: float, *, has_colours: bool) -> str:
 
 
 def add_contexts_arguments(parser: Parser) -> None:
-    options.add_run(parser)
+    parser.add("run")
     help_text = f"values whose neighbours are shown (default: the {DEFAULT_VALUE_COUNT} most frequent)"
-    parser.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=help_text)
+    parser.add("--near", nargs="+", default=[], metavar="VALUE", help=help_text)
     help_text = "context variable (default: the variable with the values of --near, else the one with most values)"
-    parser.add_argument("--variable", default="", metavar="NAME", help=help_text)
-    help_text = "number of neighbours, of raised words and of lowered words"
-    parser.add_argument("--count", type=int, default=10, help=help_text)
-    help_text = "show words whose softmax bias the values raise or lower most"
-    parser.add_argument("--words", action="store_true", help=help_text)
-    options.add_context(parser)
+    parser.add("--variable", default="", metavar="NAME", help=help_text)
+    parser.add("--count", default=10, help="number of neighbours, of raised words and of lowered words")
+    parser.add("--words", action="store_true", help="show words whose softmax bias the values raise or lower most")
+    parser.add("--context")
     help_text = "show words whose softmax bias differs most between the first context and the second"
-    parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
-    parser.add_argument("--frequent", type=int, help="show only words among the N most frequent")
+    parser.add("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
+    parser.add("--frequent", help="show only words among the N most frequent")
     _add_train(parser)
-    help_text = "draw a map of the embeddings for each column of --by"
-    parser.add_argument("--map", type=Path, metavar="TABLE", help=help_text)
+    parser.add("--map", type=Path, metavar="TABLE", help="draw a map of the embeddings for each column of --by")
     help_text = "column of TABLE that colours the map (repeatable)"
-    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=help_text)
-    options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
-    options.add_computing(parser, unknown="error")
+    parser.add("--by", help=help_text)
+    parser.add("--page", type=OUTPUT_FILE, metavar="HTML", help="write all results as an HTML page")
+    parser.add("--unknown", default="error")
+    parser.add_all(*COMPUTING)
 
 
 def _add_train(parser: Parser) -> None:
     help_text = "training table, to count words in texts of each context (default: the table the run was trained on)"
-    parser.add_argument("--train", type=Path, metavar="TABLE", help=help_text)
+    parser.add("--train", type=Path, metavar="TABLE", help=help_text)
 
 
 def run_contexts(arguments: argparse.Namespace) -> None:
-    from factorcell.evaluation.diagnostics import common_columns, differing_columns, run_findings
+    from factorcell.evaluation.diagnostics import differing_columns, run_findings
     from factorcell.evaluation.explaining.embeddings import Embeddings
     from factorcell.io import files
 
@@ -249,11 +248,11 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         first, second = (options.parse_context(run, [text], "--between") for text in arguments.between)
         pairs.append(({**context, **first}, {**context, **second}))
     contexts = list(itertools.chain.from_iterable(pairs))
-    options.check_contexts(run, contexts, arguments.unknown)
+    for context in contexts:
+        run.read([""], [context], unknown=arguments.unknown)  # raises the error of a value that is not valid
     if pairs:
         results["words"] = _compare_pairs(run, pairs, arguments)
-    columns = dict.fromkeys(itertools.chain.from_iterable(map(differing_columns, pairs)))
-    findings = run_findings(run, columns, common_columns(contexts) if contexts else ())
+    findings = run_findings(run, {column for pair in pairs for column in differing_columns(pair)})
     report(*findings)
     results["cautions"] = [finding.text for finding in findings]
     if arguments.page:
@@ -288,36 +287,19 @@ def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namesp
 
 def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
     """Return for each pair the tokens that the softmax bias of the first context raises or lowers most."""
-    from factorcell.evaluation.explaining.token_evidence import (
-        NOT_CATEGORIES,
-        TokenCounts,
-        rank_shifted_tokens,
-        read_training_texts,
-    )
+    from factorcell.evaluation.explaining.likelihood_ratios import context_text
+    from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, read_training_texts
 
-    train = options.find_training_table(run, arguments.train, "no counts of words")
-    training_texts = None if train is None else read_training_texts(run, train)
-    settings = {"count": arguments.count, "frequent": arguments.frequent, "unknown": arguments.unknown}
+    settings = options.selected(arguments, "count", "frequent", "unknown")
+    settings["train"] = read_training_texts(run, arguments.train)
     comparisons = []
     for pair in pairs:
-        counts = None
-        if training_texts is not None:
-            counts = TokenCounts.of_contexts(run, training_texts, pair, unknown=arguments.unknown)
-            if counts is None:
-                problem = f"words without evidence may be among the tokens, because {NOT_CATEGORIES}"
-                report(Finding("no evidence", problem))
         first, second = pair
         names = [name for name in first if second.get(name) != first[name]]
-        texts = [_describe({name: context[name] for name in names if name in context}) for context in pair]
-        if counts is not None:
-            texts = [f"{text} ({count:,} texts)" for text, count in zip(texts, counts.texts.tolist(), strict=True)]
-        rows = rank_shifted_tokens(run, first, second, counts, **settings)
+        texts = [context_text({name: context[name] for name in names if name in context}) for context in pair]
+        rows = most_shifted_tokens(run, *pair, **settings)
         comparisons.append({"context": texts[0], "against": texts[1], "rows": rows})
     return comparisons
-
-
-def _describe(context: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in context.items()) or "the expected context"
 
 
 def _flatten(results: Row) -> list[Row]:
@@ -332,18 +314,15 @@ def _flatten(results: Row) -> list[Row]:
 
 
 def _show_neighbours(results: Row) -> None:
-    """Print the neighbours of a single value as a table, or the neighbours of several values in one line per value."""
+    """Print the neighbours of each value in a line."""
     rows = results["neighbours"]
     counts = {row["value"]: f"{row['value']} ({row['value_count']:,} texts)" for row in rows}
     if not counts:
         if results["values"] == 1:
             terminal.show(f"{results['variable']}: only one value is frequent, so it has no neighbours")
         return
-    subject = next(iter(counts.values())) if len(counts) == 1 else f"{len(counts):,} of {results['values']:,} values"
-    terminal.show(terminal.bold(f"{results['variable']}: nearest neighbours of {subject} by cosine"))
-    if len(counts) == 1:
-        terminal.show_table(rows, ("near", "count", "cosine"))
-        return
+    shown = f"{len(counts):,} of {results['values']:,} values"
+    terminal.show(f"{results['variable']}: nearest neighbours of {shown} by cosine")
     width = max(map(len, counts.values()))
     for value, text in counts.items():
         neighbours = ", ".join(f"{row['near']} {row['cosine']:z.2f}" for row in rows if row["value"] == value)
@@ -351,25 +330,17 @@ def _show_neighbours(results: Row) -> None:
 
 
 def _show_words(rows: Sequence[Row]) -> None:
-    """Print the tokens that a context raises next to the tokens that it lowers, with their counts if known."""
+    """Print the tokens that a context raises, then those that it lowers, with their counts if known."""
     from factorcell.reports.wording import visible_token
 
     if not rows:
         terminal.show("the context changes no token that has evidence in the training texts")
-        return
-    # The names of the last two columns end with a space, because a dict needs distinct keys.
-    raised, lowered = (
-        [
-            {
-                title: visible_token(row["token"]),
-                f"nats{end}": f"{row['nats']:+.2f}",
-                f"occurrences{end}": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
-            }
-            for row in rows
-            if sign * row["nats"] > 0
-        ]
-        for sign, title, end in ((1, "raised", ""), (-1, "lowered", " "))
-    )
-    empty: Row = {}
-    lines = [{**first, **second} for first, second in itertools.zip_longest(raised, lowered, fillvalue=empty)]
-    terminal.show_table(lines, ("raised", "nats", "occurrences", "lowered", "nats ", "occurrences "))
+    lines = [
+        {
+            "token": visible_token(row["token"]),
+            "nats": f"{row['nats']:+.2f}",
+            "occurrences": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
+        }
+        for row in rows
+    ]
+    terminal.show_table(lines, ("token", "nats", "occurrences"))

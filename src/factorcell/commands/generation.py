@@ -4,11 +4,12 @@ import argparse
 import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, Parser
 from factorcell.errors import UserError
 from factorcell.io.progress import progress_bar
 from factorcell.options.limits import GENERATION_METHODS
@@ -21,45 +22,44 @@ Row = dict[str, Any]
 
 
 def add_generate_arguments(parser: Parser) -> None:
-    options.add_run(parser, "run folder")
-    options.add_context(parser, "repeatable, or joined by ';'; several values of a column generate for each of them")
+    parser.add("run")
+    help_text = "value of a context column (repeatable, or joined by ';'); several values generate for each of them"
+    parser.add("--context", help=help_text)
     help_text = "generate for every value of this context column (repeatable)"
-    parser.add_argument("--each", action="append", default=[], metavar="NAME", help=help_text)
-    parser.add_argument("--rows", type=Path, metavar="TABLE", help="generate for the context in each row of this table")
-    parser.add_argument("--number", type=int, default=1, help="number of texts for each context")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="beginning of every text")
-    parser.add_argument("--case", action="store_true", help="capitalize sentences (for models of lower-case English)")
-    parser.add_argument("--stream", action="store_true", help="print one text token by token while it is generated")
-    options.add_output(parser, "--out", "write each finished text to this file immediately (JSON lines)")
-    parser.add_argument("--resume", action="store_true", help="continue a file that was started with the same options")
-    generation, rare = parser.section("generation"), parser.section("generation", is_rare=True)
+    parser.add("--each", repeatable=True, metavar="NAME", help=help_text)
+    parser.add("--rows", type=Path, metavar="TABLE", help="generate for the context in each row of this table")
+    parser.add("--number", default=1, help="number of texts for each context")
+    parser.add("--prompt", default="", metavar="TEXT", help="beginning of every text")
+    parser.add("--case", action="store_true", help="capitalize sentences (for models of lower-case English)")
+    parser.add("--stream", action="store_true", help="print one text token by token while it is generated")
+    parser.add("--out", type=OUTPUT_FILE, help="write each finished text to this file immediately (JSON lines)")
+    parser.add("--resume")
+    generation = partial(parser.add, section="generation")
+    rare = partial(generation, rare=True)
     help_text = "how to choose tokens: by sampling, or by a search for the most probable texts"
-    generation.add_argument("--method", choices=GENERATION_METHODS, default="sample", help=help_text)
+    generation("--method", choices=GENERATION_METHODS, default="sample", help=help_text)
     help_text = "number by which the logits are divided; below 1, texts are more probable and less varied"
-    generation.add_argument("--temperature", type=float, default=1.0, metavar="T", help=help_text)
+    generation("--temperature", default=1.0, metavar="T", help=help_text)
     help_text = "sample from the K most probable tokens; 0: all"
-    generation.add_argument("--top-k", type=int, default=0, metavar="K", help=help_text)
+    generation("--top-k", default=0, metavar="K", help=help_text)
     help_text = "sample from the most probable tokens whose probabilities sum to P"
-    generation.add_argument("--top-p", type=float, default=1.0, metavar="P", help=help_text)
-    generation.add_argument("--max-tokens", type=int, default=100, help="maximum number of tokens")
-    rare.add_argument("--min-tokens", type=int, default=0, help="minimum number of tokens")
-    options.add_seed(generation, "the random numbers")
+    generation("--top-p", default=1.0, metavar="P", help=help_text)
+    generation("--max-tokens", default=100, help="maximum number of tokens")
+    rare("--min-tokens", default=0, help="minimum number of tokens")
+    parser.add("--seed", default=0, section="generation", help="seed of the random numbers")
     help_text = "time limit; only texts that are finished in time are returned"
-    generation.add_argument("--seconds", type=float, metavar="S", help=help_text)
-    help_text = "word that is never generated (repeatable)"
-    rare.add_argument("--ban", dest="banned", action="append", default=[], metavar="WORD", help=help_text)
-    help_text = "end a generated text where TEXT occurs in it (repeatable)"
-    rare.add_argument("--stop", dest="stops", action="append", default=[], metavar="TEXT", help=help_text)
+    generation("--seconds", metavar="S", help=help_text)
     help_text = "never generate the same N tokens in a row twice; 0: no restriction"
-    rare.add_argument("--no-repeat-ngram", type=int, default=0, help=help_text)
-    rare.add_argument("--width", type=int, metavar="K", help="beam width (default: 8; stochastic: 120)")
+    rare("--no-repeat-ngram", default=0, help=help_text)
+    rare("--width", metavar="K", help="beam width (default: 8; stochastic: 120)")
     help_text = "number of tokens that a stochastic beam samples for each hypothesis"
-    rare.add_argument("--branching", type=int, default=8, metavar="L", help=help_text)
+    rare("--branching", default=8, metavar="L", help=help_text)
     help_text = "exponent A: a beam search compares texts by log probability / (number of tokens) ** A"
-    rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=help_text)
-    options.add_no_ngram_mixture(rare)
-    options.add_computing(parser, unknown="error")
-    parser.optional.set_defaults(resume_hint="; with --out, repeat the command with --resume to continue")
+    rare("--length-penalty", default=1.0, metavar="A", help=help_text)
+    parser.add("--no-ngram-mixture")
+    parser.add("--unknown", default="error")
+    parser.add_all(*COMPUTING)
+    parser.resume_hint = "; with --out, repeat the command with --resume to continue"
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
@@ -69,7 +69,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
     run = options.open_run(arguments)
     names = [field.name for field in dataclasses.fields(GenerationOptions)]
-    settings = GenerationOptions(**{name: getattr(arguments, name) for name in names})
+    settings = GenerationOptions(**options.selected(arguments, *names))
     specified = options.parse_context_values(run, arguments.context)
     if arguments.rows and arguments.each:
         raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
@@ -86,16 +86,8 @@ def run_generate(arguments: argparse.Namespace) -> None:
             raise UserError(f"{arguments.out}: exists already; choose another file, or continue it with --resume")
         origin = provenance(run, settings, arguments.prompt)
         finished_count = repair_and_count_rows(arguments.out, origin, contexts, arguments.number)
-    rows = generate(
-        run,
-        contexts,
-        number=arguments.number,
-        options=settings,
-        prompt=arguments.prompt,
-        case=arguments.case,
-        unknown=arguments.unknown,
-        first=finished_count,
-    )
+    text_settings = options.selected(arguments, "number", "prompt", "case", "unknown")
+    rows = generate(run, contexts, options=settings, first=finished_count, **text_settings)
     with progress_bar(total=total, initial=finished_count, desc="generating", unit="texts", show=total > 1) as bar:
         for row in rows:
             if arguments.out:
@@ -152,11 +144,9 @@ def _stream(run: "Run", contexts: Sequence[Row], settings: "GenerationOptions", 
 
     if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
         raise UserError("--stream generates one text of one context; remove --each, --rows, --number, --out and --json")
-    parts = stream(
-        run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
-    )
     previous_part = ""
-    for part in parts:
+    text_settings = options.selected(arguments, "prompt", "case", "unknown")
+    for part in stream(run, contexts[0], options=settings, **text_settings):
         terminal.show_part(part, before=previous_part)
         previous_part = part
     return terminal.show("")

@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
-from factorcell.config import PRECISION_HELP, PRECISIONS
+from factorcell.commands.cli.parser import OUTPUT_FOLDER, Parser
 from factorcell.errors import UserError
 from factorcell.io import input_files
 from factorcell.io.progress import progress_bar
-from factorcell.options.limits import EXPORT_FORMATS, KEY_SCOPES, STORE_URLS, STORE_VARIABLE
+from factorcell.options.limits import EXPORT_FORMATS, KEY_SCOPES, STORE_VARIABLE
 
 if TYPE_CHECKING:
     from factorcell.service.record import Record
@@ -31,41 +29,37 @@ DEFAULT_STORE_SUFFIX = ".users.db"  # end of the file name of the default store
 # Each country is a user; the user's texts are the names of its places.
 DEMO_OPTIONS: Any = {"user": "country", "max_tokens": 41, "min_user_count": 20, "tokenizer": "char", "min_count": 10}
 DEMO_MINUTES = 1.5  # time limit of the training
-DEMO_HINT = "Type the name of a place, such as Kyo or Lis"  # placeholder text of the input box
 
 
 def add_serve_arguments(parser: Parser) -> None:
     help_text = "run folder of a model with tokenizer char, grapheme, bpe or pretrained; demo: train a run on place "
     help_text += "names (two minutes)"
-    parser.add_argument("run", type=Path, metavar="RUN", help=help_text)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any free port")
+    parser.add("run", type=Path, metavar="RUN", help=help_text)
+    parser.add("--host", default="127.0.0.1", help="address to listen on")
+    parser.add("--port", default=8000, help="port to listen on; 0: any free port")
     help_text = f"URL of the user store (default: the variable {STORE_VARIABLE}, else SQLite in RUN.users.db)"
-    parser.add_argument("--store", metavar="URL", help=help_text)
+    parser.add("--store", metavar="URL", help=help_text)
     help_text = "file of server keys (`factorcell users key`); without --keys only this machine has access"
-    parser.add_argument("--keys", type=Path, metavar="FILE", help=help_text)
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes that share the port")
+    parser.add("--keys", type=Path, help=help_text)
+    parser.add("--workers", default=1, help="number of processes that share the port")
     help_text = "number of completions that a process computes at the same time; 0: one per core"
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help=help_text)
+    parser.add("--threads", help=help_text)
     help_text = "deadline of a completion in milliseconds, unless the request sets another"
-    parser.add_argument("--deadline-ms", type=int, default=100, help=help_text)
-    parser.add_argument("--typos", type=int, default=0, help="typing errors to tolerate, 0 to 2")
-    parser.add_argument("--precision", default="auto", choices=PRECISIONS, help=PRECISION_HELP)
-    options.add_no_ngram_mixture(parser)
-    privacy = parser.section("privacy")
+    parser.add("--deadline-ms", default=100, help=help_text)
+    parser.add("--typos", default=0, help="typing errors to tolerate, 0 to 2")
+    parser.add("--precision")
+    parser.add("--no-ngram-mixture")
     help_text = "time after which texts are deleted, such as 90d (default: never)"
-    privacy.add_argument("--retention", metavar="TIME", help=help_text)
+    parser.add("--retention", metavar="TIME", section="privacy", help=help_text)
     help_text = "further texts that are neither learned nor stored: those that match REGEX (repeatable)"
-    privacy.add_argument("--withhold", action="append", default=[], metavar="REGEX", help=help_text)
-    privacy.add_argument("--block", type=Path, help="file of phrases that are never suggested, one per line")
+    parser.add("--withhold", repeatable=True, metavar="REGEX", section="privacy", help=help_text)
+    parser.add("--block", type=Path, section="privacy", help="file of phrases that are never suggested, one per line")
     help_text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
-    privacy.add_argument("--pad", type=int, default=0, metavar="BYTES", help=help_text)
-    pages = parser.section("pages")
-    pages.add_argument("--hint", metavar="TEXT", help="placeholder text of the input box on the page")
+    parser.add("--pad", default=0, metavar="BYTES", section="privacy", help=help_text)
     help_text = "origin of web pages that may send requests, such as https://shop.example (repeatable; default: none)"
-    pages.add_argument("--origin", action="append", default=[], metavar="URL", help=help_text)
+    parser.add("--origin", repeatable=True, metavar="URL", section="pages", help=help_text)
     help_text = "number of users whose adapted weights are cached in memory"
-    parser.rare.add_argument("--cache-size", type=int, default=1000, metavar="N", help=help_text)
+    parser.add("--cache-size", default=1000, rare=True, help=help_text)
 
 
 def run_serve(arguments: argparse.Namespace) -> None:
@@ -78,23 +72,15 @@ def run_serve(arguments: argparse.Namespace) -> None:
 
         raise missing_package_error("serving", error.name, "serve") from None
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
-    hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO_FOLDER else "")
     default_store = f"sqlite:///{default_store_path(arguments.run)}"
+    names = ("run", "keys", "host", "port", "workers", "threads", "typos", "precision", "cache_size")
     server_options = server.ServerOptions(
-        arguments.run,
-        os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
-        keys=arguments.keys,
-        host=arguments.host,
-        port=arguments.port,
-        workers=arguments.workers,
-        threads=arguments.threads,
-        typos=arguments.typos,
-        precision=arguments.precision,
+        **options.selected(arguments, *names),
+        store=os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
         mixture=not arguments.no_ngram_mixture,
         block_list=arguments.block,
         privacy=Privacy(tuple(arguments.withhold), retention),
-        cache_size=arguments.cache_size,
-        settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad, hint=hint),
+        settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad),
     )
     if arguments.run == DEMO_FOLDER and not (DEMO_FOLDER / "weights.safetensors").exists():
         train_demo_run(DEMO_FOLDER)
@@ -103,8 +89,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
 
 def default_store_path(run_folder: Path) -> Path:
     """Return the path of the default store of `serve`, which is next to the run folder and has its name."""
-    # The paths "." and ".." do not contain the name of the folder.
-    folder = run_folder if run_folder.name not in ("", "..") else Path(os.path.abspath(run_folder))
+    folder = Path(os.path.abspath(run_folder))  # the paths "." and ".." do not contain the name of the folder
     return folder.parent / f"{folder.name}{DEFAULT_STORE_SUFFIX}"
 
 
@@ -119,18 +104,17 @@ def train_demo_run(folder: Path, epochs: float | None = None) -> None:
 
 
 def add_export_arguments(parser: Parser) -> None:
-    options.add_run(parser, "run folder of a model with a Transformer")
-    path_type = partial(options.writable_path, folder=True)
-    parser.add_argument("folder", type=path_type, metavar="DIR", help="folder to write, new or empty")
+    parser.add("run", help="run folder of a model with a Transformer")
+    parser.add("folder", type=OUTPUT_FOLDER, metavar="DIR", help="folder to write, new or empty")
     help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp"
-    parser.add_argument("--to", choices=EXPORT_FORMATS, default="lora", help=f"{help_text} (default: lora)")
-    options.add_context(parser)
+    parser.add("--to", choices=EXPORT_FORMATS, default="lora", help=f"{help_text} (default: lora)")
+    parser.add("--context")
     help_text = "approximate the bias of the output layer if a merged model has no place for it, and report the effect "
     help_text += "on the perplexity of the texts in TABLE"
-    parser.add_argument("--approximate", type=Path, metavar="TABLE", help=help_text)
-    options.add_unknown(parser, "error")
-    options.add_threads(parser)
-    options.add_max_memory(parser)
+    parser.add("--approximate", type=Path, metavar="TABLE", help=help_text)
+    parser.add("--unknown", default="error")
+    parser.add("--threads")
+    parser.add("--max-memory")
 
 
 def run_export(arguments: argparse.Namespace) -> None:
@@ -141,18 +125,12 @@ def run_export(arguments: argparse.Namespace) -> None:
     run = Run.open(arguments.run, mixture=False)
     context = options.parse_context(run, arguments.context)
     report_run(run, context)
-    export(
-        run,
-        arguments.folder,
-        to=arguments.to,
-        context=context,
-        approximate=arguments.approximate,
-        unknown=arguments.unknown,
-    )
+    settings = options.selected(arguments, "to", "approximate", "unknown")
+    export(run, arguments.folder, context=context, **settings)
 
 
 def add_users_list_arguments(parser: Parser) -> None:
-    _add_store(parser)
+    parser.add("--store")
 
 
 def run_users_list(arguments: argparse.Namespace) -> None:
@@ -168,39 +146,27 @@ def run_users_list(arguments: argparse.Namespace) -> None:
 
 
 def add_users_show_arguments(parser: Parser) -> None:
-    _add_store_and_user(parser)
-    options.add_json(parser)
+    parser.add_all("--store", "user")
 
 
 def run_users_show(arguments: argparse.Namespace) -> None:
     with _opened_store(arguments) as store:
         record = _read_record(store, arguments.user)
-    rows = [
-        {
-            "number": text.number,
-            "time": f"{datetime.fromtimestamp(text.time, UTC):%Y-%m-%d %H:%M:%S}",
-            "text": text.text,
-            "context": text.context or None,
-        }
-        for text in record.texts
-    ]
-    if arguments.json:
-        return terminal.show_json(rows)
     state = "; learning is paused" if record.paused else ""
     terminal.show(f"{len(record.texts):,} texts stored, {record.last_number:,} accepted in total{state}")
-    for row in rows:
-        context_json = "" if row["context"] is None else json.dumps(row["context"], ensure_ascii=False)
-        terminal.show_fields(f"{row['number']}", f"{row['time']}", f"{row['text']}", context_json)
-    return None
+    for saved in record.texts:
+        time_text = f"{datetime.fromtimestamp(saved.time, UTC):%Y-%m-%d %H:%M:%S}"
+        context_json = json.dumps(saved.context, ensure_ascii=False) if saved.context else ""
+        terminal.show_fields(f"{saved.number}", time_text, saved.text, context_json)
 
 
 def add_users_export_arguments(parser: Parser) -> None:
-    _add_store(parser)
-    parser.add_argument("users", nargs="*", metavar="USER", help="users to export (default: all)")
+    parser.add("--store")
+    parser.add("users", nargs="*", metavar="USER", help="users to export (default: all)")
 
 
 def run_users_export(arguments: argparse.Namespace) -> None:
-    from factorcell.service import changes
+    from factorcell.service import exports
     from factorcell.service.stores.store import all_users
 
     damaged_users: list[str] = []
@@ -209,26 +175,28 @@ def run_users_export(arguments: argparse.Namespace) -> None:
             with _damage_reported(user, damaged_users):
                 record = _read_record(store, user) if arguments.users else store.read(user)
                 if record is not None:  # another process may have deleted the user after `all_users`
-                    terminal.show_json([changes.export_record(record)])
+                    terminal.show_json([exports.export_record(record)])
     _raise_if_damaged(damaged_users)
 
 
 def add_users_import_arguments(parser: Parser) -> None:
-    _add_store(parser)
-    parser.add_argument("file", type=Path, metavar="FILE", help="JSON lines in the format of `users export`")
+    parser.add("--store")
+    parser.add("file", type=Path, help="JSON lines in the format of `users export`")
 
 
 def run_users_import(arguments: argparse.Namespace) -> None:
-    from factorcell.service import changes
+    from factorcell.service import exports
     from factorcell.service.privacy import Privacy
 
-    exports = _split_exports(input_files.read_text(arguments.file))
+    # Not `splitlines`, because texts may contain other line separators.
+    content_lines = enumerate(input_files.read_text(arguments.file).split("\n"), 1)
+    lines = [(number, line) for number, line in content_lines if line.strip()]
     imported_count = unchanged_count = failure_count = 0
     omitted_counts = Counter[str]()  # number of texts by the reason of their omission
     with _opened_store(arguments, create=True) as store:
-        for line_number, user_json in exports:
+        for line_number, user_json in lines:
             try:
-                record, omissions = changes.import_record(json.loads(user_json), Privacy(), _now())
+                record, omissions = exports.import_record(json.loads(user_json), Privacy(), _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
                 is_new = store.write(record, expected_version=None)
             except (ValueError, RecursionError) as error:
@@ -246,38 +214,29 @@ def run_users_import(arguments: argparse.Namespace) -> None:
     for reason, count in omitted_counts.items():
         terminal.notify(f"texts that were omitted, since {reason}: {count:,}")
     if failure_count:
-        raise UserError(f"{arguments.file}: {failure_count:,} of {len(exports):,} lines could not be imported")
+        raise UserError(f"{arguments.file}: {failure_count:,} of {len(lines):,} lines could not be imported")
 
 
 def add_users_forget_arguments(parser: Parser) -> None:
-    _add_store_and_user(parser)
-    parser.add_argument("text", metavar="TEXT", help="the complete text to forget, in the same upper and lower case")
+    parser.add_all("--store", "user")
+    parser.add("text", metavar="TEXT", help="the complete text to forget, in any case")
 
 
 def run_users_forget(arguments: argparse.Namespace) -> None:
     from factorcell.completion.texts import check_text
-    from factorcell.data.text_folds import screening
-    from factorcell.service import changes
     from factorcell.service.record import checked_id
+    from factorcell.service.stores.store import update
 
     with _opened_store(arguments) as store:
         user, text = checked_id(arguments.user), check_text(arguments.text)
-        before, after = changes.apply(store, user, lambda record: changes.remove_text(record, text), now=_now)
+        before, after = update(store, user, lambda record: record.without_text(text), now=_now)
     deleted_count = len(before.texts) - len(after.texts)
     terminal.notify(f"texts deleted: {deleted_count:,}" if deleted_count else "the user has no such text")
-    form = screening(text, ignore_case=True)
-    if similar_count := sum(screening(saved.text, ignore_case=True) == form for saved in after.texts):
-        terminal.notify(
-            f"texts not deleted that differ only in case or in look-alike characters: {similar_count:,}; "
-            "`factorcell users show` lists them"
-        )
 
 
 def add_users_delete_arguments(parser: Parser) -> None:
-    _add_store(parser)
-    parser.add_argument("users", nargs="+", metavar="USER", help="users to delete")
-    help_text = "also remove the deleted data from the raw files, which may take a while"
-    parser.add_argument("--purge", action="store_true", help=help_text)
+    parser.add("--store")
+    parser.add("users", nargs="+", metavar="USER", help="users to delete")
 
 
 def run_users_delete(arguments: argparse.Namespace) -> None:
@@ -285,17 +244,15 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
 
     with _opened_store(arguments) as store:
         deleted_count = sum(store.delete(checked_id(user)) for user in arguments.users)
-        if arguments.purge:
-            terminal.notify(*(f"still to do: {line}" for line in store.purge()))
-        count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
-        if deleted_count < len(arguments.users):
-            raise UserError(f"{count}; the others are not in the store")
-        terminal.notify(count)
+    count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
+    if deleted_count < len(arguments.users):
+        raise UserError(f"{count}; the others are not in the store")
+    terminal.notify(count)
 
 
 def add_users_migrate_arguments(parser: Parser) -> None:
-    options.add_run(parser, "run folder of the model that learns all users")
-    _add_store(parser)
+    parser.add("run", help="run folder of the model that learns all users")
+    parser.add("--store")
 
 
 def run_users_migrate(arguments: argparse.Namespace) -> None:
@@ -325,12 +282,12 @@ def run_users_migrate(arguments: argparse.Namespace) -> None:
 
 
 def add_users_key_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="name of the key")
+    parser.add("name", metavar="NAME", help="name of the key")
     help_text = "file of keys, created if missing; it contains hashes of the keys only"
-    parser.add_argument("--keys", type=Path, required=True, metavar="FILE", help=help_text)
+    parser.add("--keys", type=Path, required=True, help=help_text)
     help_text = "operations that the key allows (repeatable)"
-    parser.add_argument("--scope", action="append", required=True, choices=KEY_SCOPES, help=help_text)
-    parser.add_argument("--rate", type=float, metavar="N", help="maximum requests per second (default: no limit)")
+    parser.add("--scope", repeatable=True, required=True, choices=KEY_SCOPES, help=help_text)
+    parser.add("--rate", metavar="N", help="maximum requests per second (default: no limit)")
 
 
 def run_users_key(arguments: argparse.Namespace) -> None:
@@ -339,17 +296,6 @@ def run_users_key(arguments: argparse.Namespace) -> None:
     key = keys.add_key(arguments.keys, arguments.name, arguments.scope, arguments.rate)
     terminal.notify(f"{arguments.keys} stores the hash of this key; the key itself is not stored:")
     terminal.show(key)
-
-
-def _add_store(parser: Parser) -> None:
-    help_text = f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE}, else the SQLite file "
-    help_text += "that `serve` made in this folder or in a subfolder)"
-    parser.add_argument("--store", metavar="URL", help=help_text)
-
-
-def _add_store_and_user(parser: Parser) -> None:
-    _add_store(parser)
-    parser.add_argument("user", metavar="USER", help="id of the user")
 
 
 @contextmanager
@@ -405,17 +351,6 @@ def _default_store_url() -> str:
         raise UserError(f"store: expected one file {pattern} of `serve`, got {len(paths):,}; choose from {stores}")
     terminal.notify(f"store: {paths[0]}")
     return f"sqlite:///{paths[0]}"
-
-
-def _split_exports(content: str) -> list[tuple[int, str]]:
-    """Split an export into pairs (line number, JSON of a user).
-
-    The export has one user per line, or a single user on several lines.
-    """
-    lines = content.split("\n")  # not splitlines, since texts may contain other line separators
-    if lines[0].strip() == "{":
-        return [(1, content)]
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _read_record(store: "Store", user: str) -> "Record":

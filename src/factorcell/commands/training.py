@@ -1,64 +1,48 @@
-"""The commands `train`, `compare`, `tune`, `finetune`, `mix`, `report` and `demo`.
-
-The functions import what they compute with, so that the help appears quickly.
-"""
+"""The commands `train`, `compare`, `tune`, `finetune`, `mix`, `report` and `demo`; their help imports no model."""
 
 import argparse
-from argparse import BooleanOptionalAction
 from pathlib import Path
 from typing import Any
 
 from factorcell.commands.cli import options, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, OUTPUT_FOLDER, TRAINING, Parser
 from factorcell.config import MODELS, PAPER_MODELS, Config
 from factorcell.errors import UserError
 from factorcell.options.limits import MODEL_PARTS, SMALL_DATA_DEFAULTS
 
-RESUME_CHECKPOINT_HELP = "resume from the last checkpoint in --out"
-RESUME_FOLDER_HELP = "resume the command that wrote --out"
-RUN_FOLDERS_HELP = "folder for the run folders"
 MAX_SHOWN_TRIALS = 10  # maximum number of trials that `tune` prints
 
 Row = dict[str, Any]
 
 
 def add_train_arguments(parser: Parser) -> None:
-    options.add_training_files(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
+    parser.add_all(*TRAINING)
+    parser.add("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
     help_text = "a model of the papers; sets --adapt and --output-bias (default without a pretrained base: factorcell)"
-    parser.add_argument("--model", choices=list(MODELS), help=help_text)
-    parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
+    parser.add("--model", choices=list(MODELS), help=help_text)
+    parser.add("--resume")
     options.add_config_options(parser)
 
 
 def run_train(arguments: argparse.Namespace) -> None:
     from factorcell.training.fit import train_run
 
-    train_run(
-        arguments.train,
-        arguments.dev,
-        options.prepare_training(arguments),
-        arguments.out,
-        minutes=arguments.minutes,
-        preset=arguments.preset,
-        resume=arguments.resume,
-        compare_ngram=True,
-    )
+    settings = options.selected(arguments, "minutes", "preset", "resume")
+    specified = options.prepare_training(arguments)
+    train_run(arguments.train, arguments.dev, specified, arguments.out, compare_ngram=True, **settings)
 
 
 def add_compare_arguments(parser: Parser) -> None:
-    options.add_training_files(parser)
-    parser.add_argument("--test", type=Path, help="table to report results on (default: the development table)")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS_HELP)
-    parser.add_argument(
-        "--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="models to compare"
-    )
-    parser.add_argument("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")
+    parser.add_all(*TRAINING)
+    parser.add("--test", type=Path, help="table to report results on (default: the development table)")
+    parser.add("--out", required=True, type=Path, metavar="FOLDER", help="folder for the run folders")
+    parser.add("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="models to compare")
+    parser.add("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")
     help_text = "number of trainings of each model, with consecutive seeds from --seed on, to measure their variation"
-    parser.add_argument("--seeds", type=int, default=1, help=help_text)
-    help_text = "also train an n-gram model on the same tokens as a baseline"
-    parser.rare.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=help_text)
-    parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER_HELP)
+    parser.add("--seeds", default=1, help=help_text)
+    help_text = "do not train an n-gram model on the same tokens as a baseline"
+    parser.add("--no-ngram", action="store_true", rare=True, help=help_text)
+    parser.add("--resume")
     options.add_config_options(parser)
 
 
@@ -68,9 +52,9 @@ def run_compare(arguments: argparse.Namespace) -> None:
     from factorcell.training.compare import compare
 
     options.prepare_training(arguments)
-    names = ("out", "dev", "test", "models", "target", "seeds", "ngram", "minutes", "preset", "resume")
-    settings = {name: getattr(arguments, name) for name in names}
-    comparison = compare(arguments.train, **settings, **options.option_values(arguments))
+    names = ("out", "dev", "test", "models", "target", "seeds", "minutes", "preset", "resume")
+    settings = options.selected(arguments, *names) | options.option_values(arguments)
+    comparison = compare(arguments.train, ngram=not arguments.no_ngram, **settings)
     terminal.show(*str(comparison).splitlines())
     page_path = arguments.out / "report.html"
     files.write(page_path, report_page([arguments.out]))
@@ -78,15 +62,14 @@ def run_compare(arguments: argparse.Namespace) -> None:
 
 
 def add_tune_arguments(parser: Parser) -> None:
-    options.add_training_files(parser)
+    parser.add_all(*TRAINING)
     help_text = "folder of the search; an existing search is continued"
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=help_text)
-    help_text = "total number of trials, including those of earlier commands"
-    parser.add_argument("--trials", type=int, default=50, help=help_text)
+    parser.add("--out", required=True, type=Path, metavar="FOLDER", help=help_text)
+    parser.add("--trials", default=50, help="total number of trials, including those of earlier commands")
     help_text = "TOML file of ranges and choices of options, which replace or extend the default ranges"
-    parser.add_argument("--space", type=Path, help=help_text)
+    parser.add("--space", type=Path, help=help_text)
     options.add_config_options(parser)
-    parser.optional.set_defaults(resume_hint="; repeat the command to continue the search")
+    parser.resume_hint = "; repeat the command to continue the search"
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
@@ -104,31 +87,19 @@ def run_tune(arguments: argparse.Namespace) -> None:
             )
         space |= searched
     space = {name: values for name, values in space.items() if not hasattr(arguments, name)}
-    rows = tuning.tune(
-        arguments.train,
-        arguments.dev,
-        specified,
-        arguments.out,
-        trials=arguments.trials,
-        space=space,
-        minutes=arguments.minutes,
-        preset=arguments.preset,
-    )
+    settings = options.selected(arguments, "trials", "minutes", "preset")
+    rows = tuning.tune(arguments.train, arguments.dev, specified, arguments.out, space=space, **settings)
     terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
     terminal.notify(f"best options: {arguments.out / 'best.toml'}")
 
 
 def add_finetune_arguments(parser: Parser) -> None:
-    options.add_run(parser, "run folder to start from")
-    options.add_table(parser)
-    parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
-    parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
+    parser.add("run", help="run folder to start from")
+    parser.add_all("table", "--dev", "--unknown", "--resume")
+    parser.add("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
     help_text = "part of the model to train (repeatable; default: all parts)"
-    parser.add_argument("--train", action="append", metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=help_text)
-    help_text = "penalty in nats per unit of absolute change of each weight"
-    parser.add_argument("--l1", type=float, default=0.0, help=help_text)
-    options.add_unknown(parser)
-    parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT_HELP)
+    parser.add("--train", repeatable=True, metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=help_text)
+    parser.add("--l1", default=0.0, help="penalty in nats per unit of absolute change of each weight")
     options.add_config_options(parser, "training", run_defaults=SMALL_DATA_DEFAULTS)
 
 
@@ -140,60 +111,41 @@ def run_finetune(arguments: argparse.Namespace) -> None:
     base = Run.open(arguments.run)
     specified = options.option_values(arguments)
     options.set_threads(specified.get("threads", base.config.training.threads))
-    run = finetune(
-        base,
-        arguments.table,
-        out=arguments.out,
-        dev=arguments.dev,
-        parts=arguments.train or [ALL],
-        l1=arguments.l1,
-        unknown=arguments.unknown,
-        resume=arguments.resume,
-        **specified,
-    )
-    change_rows = training_facts(run.folder)["finetuned"]["moved"]
-    terminal.show_table(change_rows, ("part", "values", "moved"))
+    settings = options.selected(arguments, "out", "dev", "l1", "unknown", "resume") | specified
+    run = finetune(base, arguments.table, parts=arguments.train or [ALL], **settings)
+    terminal.show_table(training_facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
 
 
 def add_mix_arguments(parser: Parser) -> None:
     help_text = "folders of runs, or folders written by `baseline ngram` or mix"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
-    parser.add_argument("--dev", required=True, type=Path, help="table of texts to fit the weights on")
-    parser.add_argument("--by", metavar="COLUMN", help="fit separate weights for each value of this context column")
-    options.add_output(parser, "--out", "folder of the mixture", folder=True, required=True, metavar="FOLDER")
-    options.add_computing(parser)
+    parser.add("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
+    parser.add("--dev", required=True, type=Path, help="table of texts to fit the weights on")
+    parser.add("--by", repeatable=False, help="fit separate weights for each value of this context column")
+    parser.add("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help="folder of the mixture")
+    parser.add_all("--unknown", *COMPUTING)
 
 
 def run_mix(arguments: argparse.Namespace) -> None:
     from factorcell.training.mixture import mix
 
-    _, rows = mix(
-        arguments.runs,
-        arguments.dev,
-        arguments.out,
-        by=arguments.by,
-        unknown=arguments.unknown,
-        device=arguments.device,
-        precision=arguments.precision,
-    )
+    settings = options.selected(arguments, "by", "unknown", "device", "precision")
+    _, rows = mix(arguments.runs, arguments.dev, arguments.out, **settings)
     if arguments.json:
         return terminal.show_json(rows)
-    model_columns = [str(number) for number in range(1, len(arguments.runs) + 1)]
-    for column, path in zip(model_columns, arguments.runs, strict=True):
-        terminal.show(f"{column}: {path}")
-    terminal.show("", "weights")
-    weight_rows = [_with_model_columns(row, "weights") for row in rows]
-    terminal.show_table(weight_rows, ("value", "targets", *model_columns))
+    # Each model has a column: 1, 2 and so on.
+    columns = {str(number): path for number, path in enumerate(arguments.runs, 1)}
+    terminal.show(*(f"{column}: {path}" for column, path in columns.items()), "", "weights")
+    weights = [{**row, **dict(zip(columns, row["weights"], strict=True))} for row in rows]
+    terminal.show_table(weights, ("value", "targets", *columns))
     terminal.show("", "perplexity of each model and of the mixture")
-    perplexity_rows = [{**_with_model_columns(row, "alone"), "mixture": row["perplexity"]} for row in rows]
-    terminal.show_table(perplexity_rows, ("value", *model_columns, "mixture"))
+    perplexities = [{**row, **dict(zip(columns, row["alone"], strict=True))} for row in rows]
+    terminal.show_table([{**row, "mixture": row["perplexity"]} for row in perplexities], ("value", *columns, "mixture"))
     return None
 
 
 def add_report_arguments(parser: Parser) -> None:
-    help_text = "run folders, or folders that contain run folders"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_text)
-    options.add_output(parser, "--out", "HTML file to write", required=True, metavar="HTML")
+    parser.add("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that contain run folders")
+    parser.add("--out", type=OUTPUT_FILE, required=True, metavar="HTML", help="HTML file to write")
 
 
 def run_report(arguments: argparse.Namespace) -> None:
@@ -204,18 +156,13 @@ def run_report(arguments: argparse.Namespace) -> None:
     terminal.notify(f"report: {arguments.out}")
 
 
-def _with_model_columns(row: Row, key: str) -> Row:
-    """Return `row` with an additional column for each model, named 1, 2 and so on; `row[key]` lists their values."""
-    return {**row, **{str(number): value for number, value in enumerate(row[key], 1)}}
-
-
 def add_demo_arguments(parser: Parser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help=RUN_FOLDERS_HELP)
-    options.add_output(parser, "--page", "HTML file to write", default="demo.html", metavar="HTML")
+    parser.add("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help="folder for the run folders")
+    parser.add("--page", type=OUTPUT_FILE, default="demo.html", metavar="HTML", help="HTML file to write")
     help_text = "number of passes of each training over the names (default: as many as possible within a minute)"
-    parser.add_argument("--epochs", type=float, help=help_text)
-    options.add_threads(parser)
-    parser.optional.set_defaults(resume_hint="; repeat the command to continue")
+    parser.add("--epochs", help=help_text)
+    parser.add("--threads")
+    parser.resume_hint = "; repeat the command to continue"
 
 
 def run_demo(arguments: argparse.Namespace) -> None:
@@ -224,10 +171,7 @@ def run_demo(arguments: argparse.Namespace) -> None:
     from factorcell.reports.demo import demo_page
 
     results = train_and_evaluate(arguments.out, epochs=arguments.epochs)
-    terminal.show("")
-    terminal.show(*str(results["models"]).splitlines())
-    terminal.show("")
-    for place in results["names"]:
-        terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
+    terminal.show("", *str(results["models"]).splitlines(), "")
+    terminal.show(*(f"{place['place']:>14}  {', '.join(place['samples'])}" for place in results["names"]))
     files.write(arguments.page, demo_page(results))
     terminal.notify("", f"total time: {results['minutes']:.1f} minutes. Open {arguments.page} in a browser.")

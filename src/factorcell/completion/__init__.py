@@ -13,6 +13,5 @@ if TYPE_CHECKING:
     from factorcell.completion.online import learn_one as learn_one
     from factorcell.completion.popularity import History as History
     from factorcell.completion.popularity import Popularity as Popularity
-    from factorcell.completion.typos import TypoTolerantLookup as TypoTolerantLookup
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -18,7 +18,6 @@ Shapes: N examples, C alternatives, F features.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.completion.completer import Completer, Suggestions, TextFilter, TypedText, public_filter
-from factorcell.completion.online import (
-    FORMAT,
-    SETTINGS,
-    LearningRule,
-    User,
-    distinguishes_users,
-    read_settings,
-)
+from factorcell.completion.online import FORMAT, SETTINGS, LearningRule, User, distinguishes_users, read_settings
 from factorcell.completion.popularity import MIN_PROPOSALS, History, Popularity, Suggestion
 from factorcell.completion.search import Stop
-from factorcell.completion.typos import TypoTolerantLookup
 from factorcell.data.counts import POPULARITY
 from factorcell.errors import UserError
 from factorcell.io import files
@@ -69,45 +60,45 @@ BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds i
 FEATURES = tuple(BOUNDS)
 # Source -> the index of the feature that is 1 for its texts and 0 for all others.
 INDICATORS = {source: FEATURES.index(name) for source, name in zip(ORDERS, ("model", "popular", "own"), strict=True)}
-NONE = len(FEATURES) - len(SOURCES["none"])  # index of the first feature of the alternative "none of them"
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A proposed text with its features.
+class Candidates:
+    """The different texts that the sources propose for a prefix, with the features of all alternatives."""
 
-    Attributes:
-        text: The proposed text; empty for the alternative "none of them".
-        features: The features (F,).
-        typos: Number of typing errors that the prefix has if the user intends this text.
-    """
-
-    text: str
-    features: tuple[float, ...]
-    typos: int = 0
+    texts: Sequence[str]  # (C - 1,)
+    features: Floats  # of the texts, and of "none of them" in the last row (C, F)
+    typos: Sequence[int]  # the number of typing errors of the prefix, if the user intends the text (C - 1,)
 
     @property
-    def sources(self) -> str:
-        """The sources that propose the text, such as `model+history`."""
-        return "+".join(source for source, index in INDICATORS.items() if self.features[index])
+    def is_invented(self) -> NDArray[np.bool_]:
+        """Whether each text is neither a popular text nor one of the user's own texts (C - 1,)."""
+        is_popular, is_own = (self.features[:-1, INDICATORS[source]] != 0 for source in ("popularity", "history"))
+        is_invented: NDArray[np.bool_] = ~(is_popular | is_own)
+        return is_invented
 
-    @property
-    def is_invented(self) -> bool:
-        """Whether the text is neither a popular text nor one of the user's own texts."""
-        return not (self.features[INDICATORS["popularity"]] or self.features[INDICATORS["history"]])
+    def rank_alone(self, text: str, source: str) -> int | None:
+        """Return the rank of `text` among the texts of one source, from 1; None if the source does not propose it."""
+        order, indicator = FEATURES.index(ORDERS[source]), INDICATORS[source]
+        rows = zip(self.features[:-1].tolist(), self.texts, strict=True)
+        ranked = sorted((-features[order], proposed) for features, proposed in rows if features[indicator])
+        return rank_of(text, [proposed for _, proposed in ranked])
 
 
-Example = tuple[Sequence[Candidate], str]  # the alternatives for a prefix, the last "none", and the entered text
+Example = tuple[Candidates, str]  # the candidates for a prefix, and the text that the user entered
+
+
+def rank_of(text: str, suggested_texts: Sequence[str]) -> int | None:
+    """Return the rank of `text` among the suggested texts, from 1, or None if it is not among them."""
+    return suggested_texts.index(text) + 1 if text in suggested_texts else None
 
 
 @dataclass(frozen=True)
 class BlendWeights:
-    """The weights of a blend.
+    """The weights of a blend by feature, and the threshold.
 
-    Attributes:
-        values: Feature -> weight.
-        threshold: The probability that a text needs to be suggested first if only the model proposes it; with a tenth
-            of it, the text may follow another one.
+    A text that only the model proposes needs the probability `threshold` to be suggested first; with a tenth of it, the
+    text may follow another one.
     """
 
     values: Mapping[str, float]
@@ -120,8 +111,7 @@ class BlendWeights:
         Raises:
             UserError: The file in the run folder is not valid.
         """
-        path = Path(folder) / SETTINGS
-        settings = read_settings(folder)
+        path, settings = Path(folder) / SETTINGS, read_settings(folder)
         if settings is None:
             return DEFAULT_WEIGHTS
         values, threshold = settings.get("weights"), settings.get("threshold")
@@ -137,33 +127,31 @@ class BlendWeights:
         """The weights in the order of `FEATURES` (F,)."""
         return np.array([self.values[feature] for feature in FEATURES])
 
-    def log_probabilities(self, alternatives: Sequence[Candidate]) -> Floats:
-        """Return the log probability of each alternative (C,)."""
-        scores: Floats = np.array([alternative.features for alternative in alternatives]) @ self.array
+    def log_probabilities(self, features: Floats) -> Floats:
+        """Return the log probability of each alternative (C,) with the features (C, F)."""
+        scores: Floats = features @ self.array
         log_probs: Floats = scores - np.logaddexp.reduce(scores)
         return log_probs
 
-    def parts(self, candidate: Candidate) -> dict[str, float]:
-        """Return what each source adds to the score of a candidate."""
-        terms = dict(zip(FEATURES, np.array(candidate.features) * self.array, strict=True))
-        return {source: float(sum(terms[feature] for feature in SOURCES[source])) for source in INDICATORS}
-
-    def merge(self, alternatives: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """Return the best `k` candidates, those without typos first, with probabilities among all `alternatives`."""
-        log_probs = self.log_probabilities(alternatives).tolist()
-        # The last alternative is "none of them".
-        ranked = sorted(zip(log_probs, alternatives[:-1], strict=False), key=lambda pair: (-pair[0], pair[1].text))
-        evidence = [math.exp(log_prob) if candidate.is_invented else KNOWN for log_prob, candidate in ranked]
-        best = [ranked[index] for index in _shown(evidence, self.threshold)[:k]]
-        best.sort(key=lambda pair: pair[1].typos > 0)  # the sort is stable
-        return [
-            Suggestion(candidate.text, log_prob, candidate.sources, candidate.typos, self.parts(candidate))
-            for log_prob, candidate in best
-        ]
+    def merge(self, candidates: Candidates, k: int) -> list[Suggestion]:
+        """Return the best `k` candidates, those without typos first, with probabilities among all alternatives."""
+        log_probs = self.log_probabilities(candidates.features)
+        order, evidence = _rank(candidates, log_probs)
+        best = [order[place] for place in _shown(evidence, self.threshold)[:k]]
+        best.sort(key=lambda index: candidates.typos[index] > 0)  # the sort is stable
+        suggestions, weights = list[Suggestion](), self.array
+        for index in best:
+            features = candidates.features[index]
+            sources = "+".join(source for source, indicator in INDICATORS.items() if features[indicator])
+            terms = dict(zip(FEATURES, features * weights, strict=True))
+            parts = {source: float(sum(terms[feature] for feature in SOURCES[source])) for source in INDICATORS}
+            text, typos = candidates.texts[index], candidates.typos[index]
+            suggestions.append(Suggestion(text, float(log_probs[index]), sources, typos, parts))
+        return suggestions
 
     @classmethod
     def fit(cls, examples: Sequence[Example]) -> "BlendWeights":
-        """Fit the weights and the threshold to alternatives and the texts that users entered.
+        """Fit the weights and the threshold to candidates and the texts that users entered.
 
         A penalty keeps the weights near the default weights, which are returned without examples.
         """
@@ -171,13 +159,12 @@ class BlendWeights:
             return DEFAULT_WEIGHTS
         from scipy.optimize import minimize  # takes a quarter of a second
 
-        shape = len(examples), max(len(alternatives) for alternatives, _ in examples), len(FEATURES)
+        shape = len(examples), max(len(candidates.features) for candidates, _ in examples), len(FEATURES)
         features, mask, targets = np.zeros(shape), np.full(shape[:2], -np.inf), np.zeros(len(examples), np.int64)
-        for row, (alternatives, text) in enumerate(examples):
-            features[row, : len(alternatives)] = [alternative.features for alternative in alternatives]
-            mask[row, : len(alternatives)] = 0.0
-            texts = [alternative.text for alternative in alternatives]
-            targets[row] = texts.index(text) if text in texts else len(texts) - 1
+        for row, (candidates, text) in enumerate(examples):
+            texts = candidates.texts
+            features[row, : len(texts) + 1], mask[row, : len(texts) + 1] = candidates.features, 0.0
+            targets[row] = texts.index(text) if text in texts else len(texts)
         rows, start = np.arange(len(examples)), DEFAULT_WEIGHTS.array
         chosen = features[rows, targets]
 
@@ -198,48 +185,51 @@ class BlendWeights:
 
         A lower threshold is returned if this one would lower the mean reciprocal rank too much.
         """
-        cases = [
-            _Case.of(alternatives, np.exp(self.log_probabilities(alternatives)), text)
-            for alternatives, text in examples
-        ]
-        sufficient = sorted({0.0, *(case.evidence[0] for case in cases if case.evidence and case.evidence[0] < KNOWN)})
+        # For each example, the evidence for the ranked texts, and the place of the entered one
+        lists = list[tuple[list[float], int | None]]()
+        for candidates, text in examples:
+            order, evidence = _rank(candidates, self.log_probabilities(candidates.features))
+            places = (place for place, index in enumerate(order) if candidates.texts[index] == text)
+            lists.append((evidence, next(places, None)))
+
+        def sum_of_ranks(threshold: float) -> float:
+            """Return the sum of the reciprocal ranks of the entered texts."""
+            shown_and_entered = ((_shown(evidence, threshold), entered) for evidence, entered in lists)
+            return sum(1 / (1 + shown.index(entered)) for shown, entered in shown_and_entered if entered in shown)
+
+        invented = [(evidence[0], entered) for evidence, entered in lists if evidence and evidence[0] < KNOWN]
+        sufficient = sorted({0.0, *(probability for probability, _ in invented)})
         best_alone = max(
-            sum(1 / rank for alternatives, text in examples if (rank := rank_alone(alternatives, text, source)))
+            sum(1 / rank for candidates, text in examples if (rank := candidates.rank_alone(text, source)))
             for source in ORDERS
         )
-        least = min(MIN_GAIN * best_alone, (1 - MAX_COST) * sum(case.reciprocal_rank(0.0) for case in cases))
+        least = min(MIN_GAIN * best_alone, (1 - MAX_COST) * sum_of_ranks(0.0))
         best = 0.0
         for probability in sufficient[:: max(1, len(sufficient) // 50)]:
             probability = math.nextafter(probability, 2.0) if probability else 0.0
             threshold = ODDS_MARGIN * probability / (1 + (ODDS_MARGIN - 1) * probability)
-            if sum(case.reciprocal_rank(threshold) for case in cases) < least:
+            if sum_of_ranks(threshold) < least:
                 break
             best = threshold
-            if sum(case.begins_wrong(probability) for case in cases) <= MAX_INVENTED * len(cases):
+            wrong_count = sum(entered != 0 and first >= probability for first, entered in invented)
+            if wrong_count <= MAX_INVENTED * len(lists):
                 break
         return best
 
 
-def rank_alone(alternatives: Sequence[Candidate], text: str, source: str) -> int | None:
-    """Return the rank of `text` among the texts of one source; None if the source does not propose it."""
-    order = FEATURES.index(ORDERS[source])
-    proposed = [
-        (-alternative.features[order], alternative.text)
-        for alternative in alternatives
-        if alternative.features[INDICATORS[source]]
-    ]
-    entered = next((entry for entry in proposed if entry[1] == text), None)
-    return None if entered is None else 1 + sum(entry < entered for entry in proposed)
+def _rank(candidates: Candidates, log_probs: Floats) -> tuple[list[int], list[float]]:
+    """Return the indices of the texts, the most probable first, and the evidence for each of them (`_shown`)."""
+    texts, negative_log_probs = candidates.texts, (-log_probs).tolist()
+    order = sorted(range(len(texts)), key=lambda index: (negative_log_probs[index], texts[index]))
+    evidence = np.where(candidates.is_invented, np.exp(log_probs[:-1]), KNOWN)
+    return order, evidence[order].tolist()
 
 
 def _shown(evidence: Sequence[float], threshold: float) -> list[int]:
-    """Return the indices of the candidates that are suggested, in this order.
+    """Return the places of the texts that are suggested, in this order.
 
+    The `evidence` for a text is its probability if it is invented, and otherwise `KNOWN`; the best text is the first.
     An invented text that does not reach the threshold waits for another text, which it may then follow.
-
-    Args:
-        evidence: For each candidate, the best first, its probability if it is invented, and otherwise `KNOWN`.
-        threshold: The probability that the first suggestion needs.
     """
     shown, waiting = list[int](), list[int]()
     for index, probability in enumerate(evidence):
@@ -249,31 +239,6 @@ def _shown(evidence: Sequence[float], threshold: float) -> list[int]:
         elif probability >= LATER_SHARE * threshold:
             waiting.append(index)
     return shown
-
-
-@dataclass(frozen=True)
-class _Case:
-    """The `evidence` for the candidates of an example (`_shown`), and the index of the `entered` text or None."""
-
-    evidence: tuple[float, ...]
-    entered: int | None
-
-    @classmethod
-    def of(cls, alternatives: Sequence[Candidate], probabilities: Floats, text: str) -> "_Case":
-        candidates = list(zip(alternatives[:-1], probabilities.tolist(), strict=False))
-        candidates.sort(key=lambda candidate: (-candidate[1], candidate[0].text))
-        texts = [candidate.text for candidate, _ in candidates]
-        evidence = (probability if candidate.is_invented else KNOWN for candidate, probability in candidates)
-        return cls(tuple(evidence), texts.index(text) if text in texts else None)
-
-    def reciprocal_rank(self, threshold: float) -> float:
-        """Return the reciprocal rank of the entered text; 0 if it is not suggested."""
-        shown = _shown(self.evidence, threshold)
-        return 1 / (1 + shown.index(self.entered)) if self.entered in shown else 0.0
-
-    def begins_wrong(self, threshold: float) -> bool:
-        """Return whether the list begins with an invented text that the user does not enter."""
-        return self.entered != 0 and bool(self.evidence) and threshold <= self.evidence[0] < KNOWN
 
 
 # Rounded weights, fitted to made queries (experiments/made_logs.py); `train` and `tune-online` fit those of a run.
@@ -311,7 +276,6 @@ class Blend(Completer):
         """
         super().__init__(run, **options)
         self.popularity = popularity
-        self.popular_lookup = None if popularity is None else self._tolerate_typos(popularity)
         self.weights = weights or BlendWeights.load(run.folder)
 
     def begin(
@@ -329,85 +293,70 @@ class Blend(Completer):
         """Return the best `k` texts that continue a typed text; `parts` says what each source adds to the score.
 
         Each source proposes at least `MIN_PROPOSALS` texts. If the model finds no text in time, only the other
-        sources propose texts. Without a user, only the model proposes texts.
-
-        Args:
-            typed_text: The typed text.
-            k: Maximum number of suggestions.
-            deadline: When to end the search, as a value of `time.monotonic()`; by default after the completer's
-                `seconds`.
-            stop: Ends the search early.
+        sources propose texts. Without a user, only the model proposes texts. The arguments are those of
+        `Completer.suggest`.
         """
         [k] = limits.check(count=k)
         user = typed_text.user
         if user is None:
             return super().suggest(typed_text, k, deadline, stop)
         size = max(k, MIN_PROPOSALS)
-        model_suggestions = super().suggest(typed_text, size, deadline, stop)
-        alternatives = self.candidates(typed_text.text, model_suggestions, user.history, size)
-        return replace(model_suggestions, suggestions=self.weights.merge(alternatives, size)[:k])
+        proposed = super().suggest(typed_text, size, deadline, stop)
+        candidates = self.candidates(typed_text.text, proposed.suggestions, user.history, size)
+        return replace(proposed, suggestions=self.weights.merge(candidates, size)[:k])
 
-    def candidates(self, prefix: str, model_suggestions: Suggestions, history: History, k: int) -> list[Candidate]:
-        """Return the different texts that the sources propose, with their features, and "none of them" as the last.
-
-        Each source proposes at most `k` texts.
-        """
-        model_proposals = model_suggestions.suggestions[:k]
-        popular_proposals = [] if self.popular_lookup is None else self.popular_lookup.complete(prefix, k)
-        personal_proposals = self._tolerate_typos(history).complete(prefix, k)
-        proposals = model_proposals, popular_proposals, personal_proposals
-        typos_by_text = {suggestion.text: suggestion.typos for suggestion in chain(*proposals)}
-        ages: dict[str, int] = {}  # text of the history -> number of texts that the user entered after it
-        for age, text in enumerate(reversed(history.texts)):
-            ages.setdefault(text, age)
-        own_shares = history.shares()
-        counts = {text: 0 if self.popularity is None else self.popularity.count(text) for text in typos_by_text}
-        log_count_total = math.log(max(1, sum(counts.values())))
-        model_log_probs = {suggestion.text: suggestion.log_probability for suggestion in model_proposals}
-        min_log_prob = min(model_log_probs.values(), default=0.0)
-        proposed_by_model = min(1 - 1e-6, sum(map(math.exp, model_log_probs.values())))  # in total, below 1
-        log_rest = math.log1p(-proposed_by_model)  # log probability of all texts that the model does not propose
-        log_prefix_length = math.log1p(len(prefix))
-
-        def compute_features(text: str) -> tuple[float, ...]:
-            """Return the features of a text in the order of `FEATURES`."""
-            model_features = (0.0, min_log_prob, log_rest)
-            if text in model_log_probs:
-                model_features = (1.0, model_log_probs[text], 0.0)
-            popularity_features = (0.0, 0.0, 0.0)
-            if count := counts[text]:
-                popularity_features = (1.0, math.log(count) - log_count_total, log_count_total)
-            history_features = (0.0, 0.0, 0.0, 0.0)
-            if text in ages:
-                history_features = (1.0, math.log(own_shares[text]), math.log1p(ages[text]), log_prefix_length)
-            return model_features + popularity_features + history_features + (0.0, 0.0, 0.0)
-
-        none = Candidate("", (0.0,) * NONE + (1.0, log_rest, log_prefix_length))
-        return [*(Candidate(text, compute_features(text), typos) for text, typos in typos_by_text.items()), none]
-
-    def _tolerate_typos(self, lookup: Popularity | History) -> Popularity | History | TypoTolerantLookup:
-        """Return a lookup that forgives as many typos as the completer; `lookup` itself if it forgives no typo."""
-        return TypoTolerantLookup(lookup, self.max_typos) if self.max_typos else lookup
+    def candidates(self, prefix: str, model_suggestions: Sequence[Suggestion], history: History, k: int) -> Candidates:
+        """Return the texts that the sources propose; each source proposes at most `k` texts."""
+        popularity, typos = self.popularity, self.max_typos
+        popular_suggestions = [] if popularity is None else popularity.complete(prefix, k, typos)
+        suggestions = [*model_suggestions[:k], *popular_suggestions, *history.complete(prefix, k, typos)]
+        typos_by_text = {suggestion.text: suggestion.typos for suggestion in suggestions}
+        features = compute_features(
+            list(typos_by_text),
+            {suggestion.text: suggestion.log_probability for suggestion in model_suggestions[:k]},
+            {} if popularity is None else popularity.counts,
+            history,
+            len(prefix),
+        )
+        return Candidates(list(typos_by_text), features, list(typos_by_text.values()))
 
 
-def new_suggester(
-    run: Run,
-    *,
-    unknown: str = "error",
-    seconds: float | None = None,
-    typos: int = 0,
-    is_allowed: TextFilter | None = None,
-) -> Completer:
+def compute_features(
+    texts: Sequence[str],
+    model_log_probs: Mapping[str, float],
+    counts: Mapping[str, int],
+    history: History,
+    prefix_length: int,
+) -> Floats:
+    """Return the features (C, F) of the proposed `texts` (C - 1,) and of "none of them", in the order of `FEATURES`.
+
+    `model_log_probs` has the texts that the model proposes, and `counts` how often each popular text occurs.
+    """
+    ages: dict[str, int] = {}  # text of the history -> number of texts that the user entered after it
+    for age, text in enumerate(reversed(history.texts)):
+        ages.setdefault(text, age)
+    log_count_total = math.log(max(1, sum(counts.get(text, 0) for text in texts)))
+    min_log_prob = min(model_log_probs.values(), default=0.0)
+    proposed_by_model = min(1 - 1e-6, sum(map(math.exp, model_log_probs.values())))  # in total, below 1
+    log_rest = math.log1p(-proposed_by_model)  # log probability of all texts that the model does not propose
+    log_prefix_length = math.log1p(prefix_length)
+    features = np.zeros((len(texts) + 1, len(FEATURES)))
+    for text, row in zip(texts, features[:-1], strict=True):
+        row[:3] = (1, model_log_probs[text], 0) if text in model_log_probs else (0, min_log_prob, log_rest)
+        if count := counts.get(text):
+            row[3:6] = 1, math.log(count) - log_count_total, log_count_total
+        if text in ages:
+            row[6:10] = 1, math.log(history.shares[text]), math.log1p(ages[text]), log_prefix_length
+    features[-1, 10:] = 1, log_rest, log_prefix_length
+    return features
+
+
+def new_suggester(run: Run, *, is_allowed: TextFilter | None = None, **options: Any) -> Completer:
     """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer.
 
-    Args:
-        run: The run.
-        unknown: The policy for values that training never saw: "group", "expected" or "error".
-        seconds: Time limit of each search.
-        typos: Maximum number of typing errors to forgive (0, 1 or 2).
-        is_allowed: Returns whether a text may be suggested. No source suggests a text for which it returns False.
+    The options are those of `Completer`. No source suggests a text for which `is_allowed` returns False.
     """
-    options: dict[str, Any] = {"unknown": unknown, "seconds": seconds, "typos": typos, "is_allowed": is_allowed}
     if distinguishes_users(run) and (run.folder / POPULARITY).exists():
-        return Blend(run, Popularity.from_run(run, public_filter(is_allowed)), **options)
-    return Completer(run, **options)
+        popularity = Popularity.from_run(run, public_filter(is_allowed))
+        return Blend(run, popularity, is_allowed=is_allowed, **options)
+    return Completer(run, is_allowed=is_allowed, **options)

@@ -17,7 +17,6 @@ import ctypes
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,15 +24,12 @@ from torch import Tensor
 
 from factorcell.completion.search import (
     GROWTH,
-    MAX_EXPANDED,
-    MAX_WAITING,
     Completion,
-    Ids,
     PlainEngine,
+    PrefixState,
     SearchRequest,
     SearchResult,
     Stop,
-    common_prefix_length,
 )
 from factorcell.data.columns.context import Context
 from factorcell.ngram.mixture import Predictor
@@ -50,81 +46,57 @@ INITIAL_BATCH_SIZE = 16  # initial number of hypotheses that are expanded at onc
 MARGIN = {"float32": 0.0, "bfloat16": 0.05}
 
 
-@dataclass(frozen=True)
-class PackedPrefix:
-    """A typed prefix in one context, in the form that the compiled search reads.
-
-    Attributes:
-        context: The packed context.
-        ids: The tokens of the prefix.
-        states: A vector (2H + V) for the start token and for each token of the prefix: the hidden state (H) and the
-            memory of the cell (H) after the token, and the log probabilities of the next token (V), all in float32.
-    """
-
-    context: PackedContext
-    ids: Ids
-    states: tuple[Tensor, ...]
-
-
 class CompiledEngine:
-    """Reads a typed prefix and searches for its completions in compiled code, with a model that can be packed."""
+    """Reads a typed prefix and searches for its completions in compiled code, with a model that can be packed.
+
+    The states of a `PrefixState` are vectors (2H + V) in float32: the hidden state (H) and the memory of the cell (H)
+    after a token, and the log probabilities of the next token (V).
+    """
 
     def __init__(self, model: LanguageModel, packed: PackedModel) -> None:
         library.retain_freed_memory()
         self.model, self.packed = model, packed
 
-    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedPrefix:
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
         """Return the search state of an empty prefix in one context, with the arguments of `PlainEngine.begin`."""
         with torch.autocast("cpu", enabled=False):  # in float32: this runs only once per context
             conditioning = self.model.condition(context, override)
             packed = self.packed.pack_context(self.model, conditioning)
         start = self.packed.pack_start(conditioning)
-        return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
+        return PrefixState(packed, (), self._read_tokens(packed, start, [self.packed.specials.start]))
 
-    def read_prefix(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
+    def read_prefix(self, prefix_state: PrefixState, ids: Sequence[int]) -> PrefixState:
         """Return the search state of the prefix `ids`; reuse the states of tokens shared with `prefix_state`."""
-        common_length = common_prefix_length(prefix_state.ids, ids)
-        common_states = prefix_state.states[: common_length + 1]
-        new_states = self._read(prefix_state.context, common_states[-1], ids[common_length:])
-        return PackedPrefix(prefix_state.context, tuple(ids), (*common_states, *new_states))
+        return prefix_state.read(ids, self._read_tokens)
 
-    def search(
-        self,
-        request: SearchRequest,
-        deadline: float | None = None,
-        *,
-        initial_batch_size: int = INITIAL_BATCH_SIZE,
-        max_expanded: int = MAX_EXPANDED,
-        max_waiting: int = MAX_WAITING,
-    ) -> SearchResult:
+    def search(self, request: SearchRequest) -> SearchResult:
         """Return the most probable completions of a request.
 
-        The arguments are those of `PlainEngine.search`. The compiled code does not call the function `text_of` of the
-        request. If this function rejects so many completions that fewer than k remain, the search runs again for twice
-        as many completions.
+        The compiled code does not call the function `text_of` of the request. If this function rejects so many
+        completions that fewer than k remain, the search runs again for twice as many completions.
         """
-        k, seconds = request.k, math.inf if deadline is None else deadline - time.monotonic()
+        k, seconds = request.k, request.deadline - time.monotonic()
         best: list[Completion] = []
         expanded_count, is_cut = 0, False
         while True:
             # The prefix and each expanded hypothesis yield at most one completion.
-            max_completions = min(k, max_expanded + 1)
+            max_completions = min(k, request.max_expanded + 1)
             arrays = {
                 "scores": torch.empty(max_completions, dtype=torch.double),
                 "lengths": torch.empty(max_completions, dtype=torch.int32),
                 "tokens": torch.empty(max_completions, request.max_tokens, dtype=torch.int32),
             }
             structure = self._call(
-                request.prefix_state.context,
+                request.prefix_state.conditioning,
                 {**arrays, "start": request.prefix_state.states[-1]},
                 seconds=seconds,
-                batch_size=initial_batch_size,
+                batch_size=INITIAL_BATCH_SIZE,
                 stop=request.stop,
                 k=k,
                 max_tokens=request.max_tokens,
                 allow_empty=int(request.text_of(()) is not None),
-                max_rows=max_expanded,
-                max_waiting=max_waiting,
+                max_rows=request.max_expanded,
+                max_waiting=request.max_waiting,
             )
             expanded_count += structure.expanded
             entries = zip(*(array[: structure.count].tolist() for array in arrays.values()), strict=True)
@@ -143,7 +115,7 @@ class CompiledEngine:
                 return SearchResult(above, expanded_count, is_cut)
             k, seconds = 2 * k, structure.seconds
 
-    def _read(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
+    def _read_tokens(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
         """Read `tokens` from the state `start` (2H + V); return the state after each token."""
         if not tokens:
             return ()
@@ -165,14 +137,8 @@ class CompiledEngine:
     ) -> Any:
         """Call the compiled code, and return the structure of the request, which contains numbers of the result.
 
-        Args:
-            context: The packed context.
-            arrays: The arrays by the names of `REQUEST`; the code writes into some of them.
-            is_reading: Whether to read tokens one after the other instead of searching.
-            seconds: The longest duration of a search.
-            batch_size: Initial number of hypotheses that are expanded at once.
-            stop: Ends the search early.
-            numbers: The integer fields of the request; all others are 0.
+        The code reads tokens one after the other (`is_reading`), or searches for at most `seconds`. The `arrays` and
+        `numbers` are fields of `REQUEST`; the code writes into some of the arrays.
         """
         packed, layout = self.packed, self.packed.layout
         if context.layout != layout:

@@ -10,6 +10,7 @@
 A completer never changes, and each typed text is an immutable value. Threads can therefore share a completer.
 """
 
+import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,9 @@ from factorcell.completion.compiled import new_engine
 from factorcell.completion.online import User, user_variable
 from factorcell.completion.pieces import PieceEngine
 from factorcell.completion.popularity import MIN_PROPOSALS, Suggestion, with_earlier_texts
-from factorcell.completion.search import MAX_EXPANDED, Ids, PlainEngine, PrefixState, SearchRequest, Stop
+from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, Stop
 from factorcell.completion.texts import check_text, clean_prefix
-from factorcell.completion.typos import Correction, find_corrections, max_typos_for, merge_corrections
+from factorcell.completion.typos import find_corrections, max_typos_for
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
 from factorcell.data.tokenizers.bpe import BpeTokenizer
@@ -40,22 +41,13 @@ TextFilter = Callable[[str], bool]  # returns whether a text may be suggested
 
 @dataclass(frozen=True)
 class TypedText:
-    """Text typed so far, tokenized, with the search state for that prefix.
+    """Text typed so far, tokenized, with the search state for that prefix."""
 
-    Attributes:
-        tokens: The characters or graphemes of the typed text.
-        fits: Whether the text has at most as many tokens as a suggested text may have; otherwise it is not completed.
-        prefix_state: The state of the completer's search engine after these tokens.
-        user: The user who types, or None for the unknown user.
-        plain_state: The state of the search in PyTorch after these tokens, which the search for corrections uses; None
-            if the completer forgives no typos.
-    """
-
-    tokens: tuple[str, ...]
-    fits: bool
-    prefix_state: Any
-    user: User | None = None
-    plain_state: PrefixState | None = None
+    tokens: tuple[str, ...]  # the characters or graphemes of the text
+    fits: bool  # whether the text has at most as many tokens as a suggested text; otherwise it is not completed
+    prefix_state: Any  # the state of the completer's search engine after these tokens
+    user: User | None = None  # the user who types; None: the unknown user
+    plain_state: PrefixState | None = None  # of the search for corrections; None if no typos are forgiven
 
     @property
     def text(self) -> str:
@@ -64,17 +56,11 @@ class TypedText:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """The suggestions for a typed text.
+    """The suggestions for a typed text."""
 
-    Attributes:
-        suggestions: The suggestions, the best first.
-        expanded_count: Number of hypotheses that the model has read.
-        is_cut: Whether a limit of time or of hypotheses ended the search while better suggestions were possible.
-    """
-
-    suggestions: list[Suggestion]
-    expanded_count: int
-    is_cut: bool
+    suggestions: list[Suggestion]  # the best first
+    expanded_count: int  # number of hypotheses that the model has read
+    is_cut: bool  # whether a limit ended the search while better suggestions were possible
 
     def written(self, tokenizer: Tokenizer) -> list[Suggestion]:
         """Return the suggestions to show, with their texts as people write them (`Tokenizer.written`)."""
@@ -100,7 +86,7 @@ class Completer:
         seconds: float | None = None,
         typos: int = 0,
         is_allowed: TextFilter | None = None,
-        max_expanded: int = MAX_EXPANDED,
+        max_expanded: int = SearchRequest.max_expanded,
     ) -> None:
         """Pack the current weights of `run`; create a new completer after further training of the run.
 
@@ -132,11 +118,11 @@ class Completer:
             raise UserError(f"{run.folder}: typos: {expected}; train with --tokenizer char")
         self.is_allowed = public_filter(is_allowed)
         self.plain_engine = PlainEngine(run.predictor)
-        self.engine: Any = (  # an engine reads its own search states only
-            new_engine(run.predictor, run.precision)
-            if self.pieces is None
-            else PieceEngine(run.predictor, self.pieces, self.max_text_tokens)
-        )
+        self.engine: Any  # an engine reads its own search states only
+        if self.pieces is None:
+            self.engine = new_engine(run.predictor, run.precision)
+        else:
+            self.engine = PieceEngine(run.predictor, self.pieces, self.max_text_tokens)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -223,8 +209,8 @@ class Completer:
             stop: Ends the search early.
         """
         [k] = limits.check(count=k)
-        if deadline is None and self.seconds is not None:
-            deadline = time.monotonic() + self.seconds
+        if deadline is None:
+            deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
         complete_words = typed_text.text[: typed_text.text.rfind(" ") + 1]
         if not typed_text.fits or (complete_words and not self.is_allowed(complete_words)):
             return Suggestions([], expanded_count=0, is_cut=False)
@@ -251,31 +237,27 @@ class Completer:
         if not texts:
             return []
         texts = [same_text(check_text(text)) for text in texts]
-        prefix_tokens, tokens_of_texts = self._split(prefix), [self._split(text) for text in texts]
-        columns, override = self._conditions(user, context)
+        prefix_tokens, (columns, override) = self._split(prefix), self._conditions(user, context)
         corpus = self.run.read(texts, [columns] * len(texts), unknown=self.unknown)
         vectors = {name: vector.expand(len(texts), -1) for name, vector in override.items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
             nats = self.run.predictor(batch, self.run.predictor.condition(batch.context, vectors))
-            first_target, log_z = len(prefix_tokens), 0.0
-            if self.pieces is not None:
-                first_target = 0
-                log_z = self.type_text(self.begin(user, context), prefix).prefix_state.log_probability
-            nats_after_prefix = nats[:, first_target:].double().sum(1).tolist()
-        log_probs = []
-        for tokens, text_nats in zip(tokens_of_texts, nats_after_prefix, strict=True):
-            begins_with_prefix = tokens[: len(prefix_tokens)] == prefix_tokens
-            token_count = len(tokens) if self.pieces is None else len(self.pieces.split("".join(tokens)))
-            is_defined = begins_with_prefix and token_count <= self.max_text_tokens
-            log_probs.append(-text_nats - log_z if is_defined else math.nan)
-        return log_probs
+        first_target, log_z = len(prefix_tokens), 0.0
+        if self.pieces is not None:
+            first_target = 0
+            log_z = self.type_text(self.begin(user, context), prefix).prefix_state.log_probability
+        log_probs = (-nats[:, first_target:].double().sum(1) - log_z).tolist()
+        return [
+            log_prob if self._split(text)[: len(prefix_tokens)] == prefix_tokens and not is_truncated else math.nan
+            for text, log_prob, is_truncated in zip(texts, log_probs, corpus.truncated, strict=True)
+        ]
 
     def _search(
         self,
         typed_text: TypedText,
         k: int,
-        deadline: float | None,
+        deadline: float,
         stop: Stop | None,
         *,
         min_new_tokens: int = 1,
@@ -295,8 +277,10 @@ class Completer:
             return text if self.is_allowed(text) else None
 
         max_tokens = self.max_text_tokens - (len(typed_text.tokens) if self.pieces is None else 0)
-        request = SearchRequest(typed_text.prefix_state, k, max_tokens, text_of, min_log_prob, stop)
-        result = self.engine.search(request, deadline, max_expanded=self.max_expanded)
+        request = SearchRequest(
+            typed_text.prefix_state, k, max_tokens, text_of, min_log_prob, deadline, stop, self.max_expanded
+        )
+        result = self.engine.search(request)
         suggestions = [
             Suggestion(completion.text, completion.log_probability, "model") for completion in result.completions
         ]
@@ -310,31 +294,11 @@ class Completer:
         text = self.tokenizer.join(tokens)
         return same_text(text) if self.tokenizer.split(text) == list(tokens) else None
 
-    def _suggest_with_typos(
-        self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
-    ) -> Suggestions:
+    def _suggest_with_typos(self, typed_text: TypedText, k: int, deadline: float, stop: Stop | None) -> Suggestions:
         """Suggest texts with and without typos; the search for texts without typos has half of the time."""
         assert typed_text.plain_state is not None  # the completer forgives typos
-        max_suggestions = max(k, MIN_PROPOSALS)
-
-        def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
-            """Return the texts that begin with `correction`; their log probabilities given it exceed `min_log_prob`."""
-            if correction.is_whole_text:
-                text = self._canonical_text(correction.tokens)
-                if not text or not self.is_allowed(text):
-                    return []
-                return [Suggestion(text, log_probability=0.0, source="model")]
-            prefix_state = self.engine.read_prefix(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
-            corrected = TypedText(correction.tokens, True, prefix_state)
-            result = self._search(
-                corrected, max_suggestions, deadline, stop, min_new_tokens=0, min_log_prob=min_log_prob
-            )
-            results.append(result)
-            return result.suggestions
-
-        first_deadline = None if deadline is None else (time.monotonic() + deadline) / 2
-        without_typos = self._search(typed_text, max_suggestions, first_deadline, stop)
-        results = [without_typos]
+        size = max(k, MIN_PROPOSALS)
+        results = [self._search(typed_text, size, (time.monotonic() + deadline) / 2, stop)]
         corrections = find_corrections(
             self.run,
             typed_text.tokens,
@@ -344,11 +308,42 @@ class Completer:
             deadline=deadline,
             stop=stop,
         )
-        merged = merge_corrections(without_typos.suggestions, corrections, complete, max_suggestions)
+        log_total = float(np.logaddexp(corrections.typed_log_probability, corrections.log_total))
+        best = _with_share(results[0].suggestions, corrections.typed_log_probability - log_total)
+        for correction in corrections.corrections:
+            log_share = correction.log_probability - log_total
+            min_log_prob = best[-1].log_probability if len(best) == size else -math.inf
+            if log_share <= min_log_prob:
+                break  # no text of this correction, or of a less probable one, can be among the best
+            if correction.is_whole_text:
+                text = self._canonical_text(correction.tokens)
+                suggestions = [Suggestion(text, 0.0, "model")] if text and self.is_allowed(text) else []
+            else:
+                ids = self.tokenizer.encode(correction.tokens)
+                corrected = TypedText(correction.tokens, True, self.engine.read_prefix(typed_text.prefix_state, ids))
+                result = self._search(
+                    corrected, size, deadline, stop, min_new_tokens=0, min_log_prob=min_log_prob - log_share
+                )
+                results.append(result)
+                suggestions = result.suggestions
+            candidates = [*best, *_with_share(suggestions, log_share, correction.typos)]
+            distinct: dict[str, Suggestion] = {}  # text -> its suggestion with the fewest typos
+            for suggestion in sorted(candidates, key=lambda entry: (entry.typos, -entry.log_probability)):
+                distinct.setdefault(suggestion.text, suggestion)
+            best = heapq.nlargest(size, distinct.values(), key=lambda entry: entry.log_probability)
+        best.sort(key=lambda suggestion: suggestion.typos > 0)  # the sort is stable
         expanded_count = corrections.expanded_count + sum(result.expanded_count for result in results)
-        return Suggestions(merged[:k], expanded_count, any(result.is_cut for result in results))
+        return Suggestions(best[:k], expanded_count, any(result.is_cut for result in results))
 
     def _split(self, text: str) -> tuple[str, ...]:
         """Return the characters or graphemes of a typed prefix or of a whole text."""
         text = self.tokenizer.normalize(clean_prefix(text))
         return tuple(self.tokenizer.split(text) if self.pieces is None else text)
+
+
+def _with_share(suggestions: Sequence[Suggestion], log_share: float, typos: int = 0) -> list[Suggestion]:
+    """Return suggestions given the typed prefix, from those given a correction with the log probability `log_share`."""
+    return [
+        replace(suggestion, log_probability=suggestion.log_probability + log_share, typos=typos)
+        for suggestion in suggestions
+    ]

@@ -13,10 +13,10 @@ unknown user, which represents the rare users of training. A `User` is immutable
 Shapes: B users, k size of a user vector, S rows of optimizer state (s and d).
 """
 
+import json
 import math
-import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,37 +39,13 @@ from factorcell.runs.run import FINGERPRINT_BYTES, Run
 
 Floats = NDArray[np.float32]
 Contexts = Sequence[Mapping[str, Any]]  # for each text, column -> value
-Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient, state (S, k) -> change at rate 1, state
 
 SETTINGS = "completion.json"  # file in a run folder that stores the learning rule and the weights of the blend
 FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
-MAGIC = b"fcu"  # first bytes of every stored user
-HEADER, CHECKSUM = struct.Struct(f"<3sB{FINGERPRINT_BYTES}sHHI"), struct.Struct("<I")
-MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1  # the largest integers that the header can store
-BATCH_SIZE = 200  # largest number of texts that the model reads at once
+MAGIC, CHECKSUM_BYTES = b"fcu", 4  # first bytes of every stored user, and size of its checksum
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
 MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
-
-
-def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
-    return -gradient, state
-
-
-def _adagrad(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
-    squared_gradients = state[0] + gradient**2
-    return -gradient / (np.sqrt(squared_gradients) + EPSILON), squared_gradients[None]
-
-
-def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
-    squared_gradients, squared_changes = state
-    squared_gradients = DECAY * squared_gradients + (1 - DECAY) * gradient**2
-    change = -gradient * np.sqrt((squared_changes + EPSILON) / (squared_gradients + EPSILON))
-    return change, np.stack([squared_gradients, DECAY * squared_changes + (1 - DECAY) * change**2])
-
-
-# Name of an optimizer -> the number of rows of its state, and the function that computes a change.
-OPTIMIZERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
-MAX_STATE_ROWS = max(row_count for row_count, _ in OPTIMIZERS.values())
+OPTIMIZERS = {"adagrad": 1, "adadelta": 2, "sgd": 0}  # name -> number of rows of the state
 
 
 @dataclass(frozen=True)
@@ -93,10 +69,8 @@ class LearningRule:
     def __post_init__(self) -> None:
         limits.make_plain(self)
         check_choice("online optimizer", str(self.optimizer), OPTIMIZERS)
-        is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
-        if not is_number or not 0 <= self.rate <= MAX_RATE:
-            raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {MAX_RATE:g}")
-        limits.NUMBER_LIMITS["max_norm"].check("max_norm", self.max_norm)
+        limits.Limits(0, MAX_RATE, whole=False).check("online rate", self.rate)
+        limits.check(max_norm=self.max_norm)
 
     @classmethod
     def load(cls, folder: str | Path) -> "LearningRule":
@@ -118,6 +92,25 @@ class LearningRule:
     def __str__(self) -> str:
         limit = "" if self.max_norm == LearningRule.max_norm else f", max_norm {self.max_norm:g}"
         return f"{self.optimizer} {self.rate:g}{limit}"
+
+    def update(self, vector: Floats, state: Floats, gradient: Floats, max_norm: float) -> tuple[Floats, Floats]:
+        """Return the user vector (k,) and the state (S, k) after a text whose nats have the `gradient` (k,).
+
+        `max_norm` is the largest norm of the vector. Numbers of the results may be infinite.
+        """
+        change = -gradient
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.optimizer == "adagrad":
+                state = state + gradient**2
+                change = change / (np.sqrt(state[0]) + EPSILON)
+            elif self.optimizer == "adadelta":
+                squared_gradients = DECAY * state[0] + (1 - DECAY) * gradient**2
+                change = change * np.sqrt((state[1] + EPSILON) / (squared_gradients + EPSILON))
+                state = np.stack([squared_gradients, DECAY * state[1] + (1 - DECAY) * change**2])
+            vector = vector + self.rate * change
+            norm = float(np.linalg.norm(vector))
+            vector = vector * (max_norm / norm) if norm > max_norm else vector
+            return vector.astype(np.float32), state.astype(np.float32)
 
 
 def read_settings(folder: str | Path) -> dict[str, Any] | None:
@@ -150,13 +143,12 @@ class User:
     def __post_init__(self) -> None:
         vector, state = self.vector, self.state
         has_types = {vector.dtype, state.dtype} == {np.dtype(np.float32)}
-        has_shapes = vector.ndim == 1 and 0 < vector.size <= MAX_VECTOR_SIZE and state.shape[1:] == vector.shape
-        if not (has_types and has_shapes and len(state) <= MAX_STATE_ROWS):
+        if not (has_types and vector.ndim == 1 and vector.size and state.shape[1:] == vector.shape):
             types = f"{vector.dtype} {vector.shape} and {state.dtype} {state.shape}"
             raise UserError(f"invalid user: expected a vector and rows of state of 32-bit floats, got {types}")
         if not np.isfinite(vector).all() or not (np.isfinite(state) & (state >= 0)).all():
             raise UserError("invalid user: the state has negative numbers, or a number is not finite")
-        if not 0 <= self.text_count <= MAX_TEXT_COUNT or len(self.fingerprint) not in (0, FINGERPRINT_BYTES):
+        if self.text_count < 0 or len(self.fingerprint) not in (0, FINGERPRINT_BYTES):
             count, size = self.text_count, len(self.fingerprint)
             raise UserError(f"invalid user: text count {count:,}, fingerprint of {size} bytes")
 
@@ -180,13 +172,18 @@ class User:
             raise UserError(f"{run.folder}: expected a user vector of size {expected}, got size {self.vector.size}")
 
     def to_bytes(self) -> bytes:
-        """Return the user as bytes: header, vector and state (4 bytes per number), texts, and checksum."""
-        texts = [text.encode() for text in self.history.texts]
+        """Return the user as bytes: a header and a line of JSON, vector and state (4 bytes per number), checksum."""
+        values = {
+            "size": self.vector.size,
+            "rows": len(self.state),
+            "text_count": self.text_count,
+            "fingerprint": self.fingerprint.hex(),
+            "texts": self.history.texts,
+        }
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
-        sizes = len(self.vector), len(self.state), self.text_count
-        content = HEADER.pack(MAGIC, USER_FORMAT, self.fingerprint, *sizes) + numbers
-        content += b"".join(struct.pack("<I", len(text)) + text for text in texts)
-        return content + CHECKSUM.pack(zlib.crc32(content))
+        line = json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+        content = MAGIC + bytes([USER_FORMAT]) + line + b"\n" + numbers
+        return content + zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
@@ -195,26 +192,21 @@ class User:
         Raises:
             UserError: The bytes were altered, cut or extended, or contain values that a user cannot have.
         """
-        magic = content[: len(MAGIC)]
-        if magic == MAGIC and len(content) > len(MAGIC):
+        start, magic = len(MAGIC) + 1, content[: len(MAGIC)]
+        if magic == MAGIC and len(content) >= start:
             check_format(content[len(MAGIC)], USER_FORMAT, "this user")
-        content, checksum = content[: -CHECKSUM.size], content[-CHECKSUM.size :]
-        if len(content) < HEADER.size or magic != MAGIC or CHECKSUM.pack(zlib.crc32(content)) != checksum:
+        content, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
+        if magic != MAGIC or zlib.crc32(content) != int.from_bytes(checksum, "little"):
             raise UserError("invalid user: the data was truncated or altered")
+        line, _, numbers = content[start:].partition(b"\n")
         try:
-            _, _, fingerprint, size, state_row_count, text_count = HEADER.unpack_from(content)
-            numbers = np.frombuffer(content, "<f4", size * (1 + state_row_count), HEADER.size).astype(np.float32)
-            texts, offset = [], HEADER.size + numbers.nbytes
-            while offset < len(content):
-                (length,) = struct.unpack_from("<I", content, offset)
-                begin, offset = offset + 4, offset + 4 + length
-                if offset > len(content):
-                    raise ValueError("cut off")
-                texts.append(content[begin:offset].decode())
-            vector, state = numbers[:size], numbers[size:].reshape(state_row_count, size)
-        except (struct.error, ValueError) as error:
+            values = json.loads(line)
+            rows = np.frombuffer(numbers, "<f4").astype(np.float32).reshape(1 + values["rows"], values["size"])
+            history, fingerprint = History(tuple(values["texts"])), bytes.fromhex(values["fingerprint"])
+            vector, state, text_count = rows[0], rows[1:], int(values["text_count"])
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise UserError(f"invalid user: the data cannot be read ({error})") from None
-        return cls(vector, state, text_count, History(tuple(texts)), fingerprint if any(fingerprint) else b"")
+        return cls(vector, state, text_count, history, fingerprint)
 
 
 class Learner:
@@ -239,19 +231,18 @@ class Learner:
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
         self.unknown_policy = check_unknown(unknown)
         self.columns = run.schema.columns(without=self.variable.source_column)  # of the context, without the user
-        self.state_row_count, self.compute_change = OPTIMIZERS[self.rule.optimizer]
         encoder = run.model.encoder
         assert encoder is not None
         table = encoder.tables[run.schema.categories.index(self.variable)].detach().cpu().numpy()
         self.unknown_vector: Floats = table[0].copy()
+        self.state_shape = OPTIMIZERS[self.rule.optimizer], len(self.unknown_vector)
         self.packed = run.model.backbone.pack()
         largest_norm = float(np.linalg.norm(table, axis=1).max())
         self.max_vector_norm = self.rule.max_norm * largest_norm if self.rule.max_norm else math.inf
 
     def new(self) -> User:
         """Return a new user."""
-        state = np.zeros((self.state_row_count, len(self.unknown_vector)), np.float32)
-        return User(self.unknown_vector, state, fingerprint=self.run.fingerprint)
+        return User(self.unknown_vector, np.zeros(self.state_shape, np.float32), fingerprint=self.run.fingerprint)
 
     def learn(
         self, users: Sequence[User], texts: Sequence[str], contexts: Contexts | None = None
@@ -279,8 +270,8 @@ class Learner:
             return [], np.zeros(0)
         for user in users:
             user.check(self.run)
-            if user.state.shape != (self.state_row_count, len(self.unknown_vector)):
-                expected = f"expected a user with {self.state_row_count} rows of {self.rule.optimizer} state"
+            if user.state.shape != self.state_shape:
+                expected = f"expected a user with {self.state_shape[0]} rows of {self.rule.optimizer} state"
                 raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
         prompted_rows = [with_earlier_texts(self.run, user.history, row) for user, row in zip(users, rows, strict=True)]
         vectors = np.stack([user.vector for user in users])
@@ -307,21 +298,6 @@ class Learner:
             nats = self._nats(self.run.predictor, user_vectors, texts, contexts or [{}] * len(texts))
             return nats.double().cpu().numpy()
 
-    def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
-        """Return the `count` texts whose log probability rose most since the user was new, each with its rise in nats.
-
-        References:
-            Thesis 2018, tables 5.3 to 5.5.
-        """
-        user.check(self.run)
-        vectors = self.unknown_vector[None], user.vector[None]
-        if not texts:
-            return []
-        batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
-        before, after = (np.concatenate([self.nats(vector, batch) for batch in batches]) for vector in vectors)
-        order = np.argsort(after - before, kind="stable")[:count]
-        return [(texts[index], float(before[index] - after[index])) for index in order]
-
     def _nats(
         self, predictor: Predictor, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Contexts
     ) -> torch.Tensor:
@@ -340,13 +316,9 @@ class Learner:
         changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
         if not np.isfinite(gradient).all():
             return replace(user, **changes)  # the nats overflow, so the vector cannot learn from this text
-        with np.errstate(over="ignore", invalid="ignore"):  # `User` raises an error for numbers that are not finite
-            change, state = self.compute_change(gradient, user.state)
-            vector = user.vector + self.rule.rate * change
-            norm = float(np.linalg.norm(vector))
-            vector = vector * (self.max_vector_norm / norm) if norm > self.max_vector_norm else vector
+        vector, state = self.rule.update(user.vector, user.state, gradient, self.max_vector_norm)
         try:
-            return replace(user, **changes, vector=vector.astype(np.float32), state=state.astype(np.float32))
+            return replace(user, **changes, vector=vector, state=state)
         except UserError as error:
             message = f"{text[:MAX_SHOWN]!a} cannot be learned by {self.rule} ({error}); the user is unchanged"
             raise UserError(message) from None

@@ -10,9 +10,9 @@ can begin are dropped, and the tokens of every completion are compared with thos
 """
 
 import bisect
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,34 +33,21 @@ MORE_TOKENS = 8
 
 @dataclass(frozen=True)
 class Beginning:
-    """The model after the start token and the tokens of a beginning.
+    """The model after the start token and the tokens of a beginning."""
 
-    Attributes:
-        log_probability: The log probability of the tokens.
-        state: The state of the backbone after them.
-        log_probs: The log probabilities (1, V) of the next token.
-    """
-
-    log_probability: float
+    log_probability: float  # of the tokens
     state: BackboneState
-    log_probs: Tensor
+    log_probs: Tensor  # of the next token (1, V)
 
 
 @dataclass(frozen=True)
 class PiecePrefix:
-    """A typed prefix in one context.
+    """A typed prefix in one context."""
 
-    Attributes:
-        conditioning: The folded conditioning of one context.
-        typed: The bytes of the prefix.
-        beginnings: The beginnings of the prefix, each after the beginning without its last token.
-        covers: The log probability of each cover.
-    """
-
-    conditioning: Any
+    conditioning: Any  # of the context, folded
     typed: bytes
-    beginnings: Mapping[Ids, Beginning]
-    covers: Mapping[Ids, float]
+    beginnings: Mapping[Ids, Beginning]  # each after the beginning without its last token
+    covers: Mapping[Ids, float]  # the log probability of each cover
 
     @property
     def log_probability(self) -> float:
@@ -68,44 +55,27 @@ class PiecePrefix:
         return float(np.logaddexp.reduce([-math.inf, *self.covers.values()]))
 
 
-class PieceIndex:
-    """Finds the tokens by the bytes for which they stand."""
-
-    def __init__(self, bytes_by_id: Sequence[bytes]) -> None:
-        self.rows = sorted((content, token_id) for token_id, content in enumerate(bytes_by_id) if content)
-        self.max_size = max((len(content) for content, _ in self.rows), default=0)
-
-    def equal_to(self, content: bytes) -> list[int]:
-        """Return the tokens that stand for `content`."""
-        first, end = (bisect.bisect_left(self.rows, (content, token_id)) for token_id in (-1, math.inf))
-        return [token_id for _, token_id in self.rows[first:end]]
-
-    def beginning_with(self, content: bytes) -> list[int]:
-        """Return the tokens whose bytes begin with `content`."""
-        first = bisect.bisect_left(self.rows, (content, -1))
-        rows = itertools.takewhile(lambda row: row[0].startswith(content), itertools.islice(self.rows, first, None))
-        return [token_id for _, token_id in rows]
-
-
 class PieceEngine(PlainEngine):
     """Reads a typed prefix, as bytes, and searches for its completions, with a model of pieces of words.
 
-    Args:
-        model: The model.
-        tokenizer: The tokenizer of the pieces.
-        max_tokens: The largest number of tokens of a text. Beginnings have at most `MORE_TOKENS` more; so a long
-            prefix without spaces has no cover, and is read in little time.
+    Texts have at most `max_tokens` tokens. Beginnings have at most `MORE_TOKENS` more; so a long prefix without spaces
+    has no cover, and is read in little time.
     """
 
     def __init__(self, model: Predictor, tokenizer: BpeTokenizer, max_tokens: int) -> None:
         super().__init__(model)
-        self.tokenizer, self.index = tokenizer, PieceIndex(tokenizer.bytes_by_id)
-        self.max_beginning = max_tokens + MORE_TOKENS
+        self.tokenizer, self.max_beginning = tokenizer, max_tokens + MORE_TOKENS
+        self.tokens = defaultdict[bytes, list[int]](list)  # by the bytes for which they stand
+        for token, content in enumerate(tokenizer.bytes_by_id):
+            if content:
+                self.tokens[content].append(token)
+        self.contents = sorted(self.tokens)
+        self.max_size = max(map(len, self.contents), default=0)
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Any:
         """Return the search state of an empty prefix in one context, with the arguments of `PlainEngine.begin`."""
         plain = super().begin(context, override)
-        beginning = Beginning(0.0, plain.states[0], plain.log_probs[0])
+        beginning = Beginning(0.0, *plain.states[0])
         return PiecePrefix(plain.conditioning, b"", {(): beginning}, {(): 0.0})
 
     def read_prefix(self, prefix_state: Any, ids: Sequence[int]) -> Any:
@@ -137,22 +107,29 @@ class PieceEngine(PlainEngine):
                 continue
             remaining = target[sum(len(self.tokenizer.bytes_by_id[token]) for token in tokens) :]
             beginning = beginnings[tokens]
-            for token in self.index.beginning_with(remaining):
+            for token in self.tokens_beginning_with(remaining):
                 covers[(*tokens, token)] = beginning.log_probability + float(beginning.log_probs[0, token])
-            for size in range(1, min(len(remaining), self.index.max_size + 1)):
-                for token in self.index.equal_to(remaining[:size]):
+            for size in range(1, min(len(remaining), self.max_size + 1)):
+                for token in self.tokens.get(remaining[:size], ()):
                     longer = (*tokens, token)
                     if self.tokenizer.may_begin(self.tokenizer.decode(longer)):
                         read(longer)
                         queue.append(longer)
         return PiecePrefix(prefix_state.conditioning, typed, beginnings, covers)
 
-    def _begin(self, request: SearchRequest, max_expanded: int, max_waiting: int) -> Frontier:
+    def tokens_beginning_with(self, content: bytes) -> Iterator[int]:
+        """Yield the tokens whose bytes begin with `content`."""
+        for place in range(bisect.bisect_left(self.contents, content), len(self.contents)):
+            if not self.contents[place].startswith(content):
+                return
+            yield from self.tokens[self.contents[place]]
+
+    def _begin(self, request: SearchRequest) -> Frontier:
         """Return the beginnings of the prefix as expanded hypotheses, and its covers as waiting ones."""
         prefix: PiecePrefix = request.prefix_state
         start, first_count = prefix.beginnings[()], len(prefix.beginnings)
-        states = start.state.reserve(max_expanded + first_count)
-        frontier = Frontier(self.model, request, states, max_waiting, first_count)
+        states = start.state.reserve(request.max_expanded + first_count)
+        frontier = Frontier(self.model, request, states, first_count)
         if not prefix.typed:
             frontier.add([()], np.zeros(1), start.log_probs, start.state)
             return frontier

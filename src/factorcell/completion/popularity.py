@@ -2,22 +2,26 @@
 
 `Popularity` suggests the most frequent texts of all users (most popular completion, Bar-Yossef and Kraus 2011).
 `History` suggests earlier texts of one user; newer texts have larger weights.
+
+Shapes: N texts, R texts that match, L characters of the prefix.
 """
 
-import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
+from factorcell.completion.typos import Distances, Floats, Ints, TypoCounts, max_typos_for
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.errors import UserError
+from factorcell.options import limits
 from factorcell.runs.run import Run
 
 MAX_HISTORY = 100  # maximum number of texts of a history
@@ -44,24 +48,105 @@ class Suggestion:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-class Popularity:
-    """Completion by popular texts: the most frequent texts that begin with a prefix.
+class TextLookup:
+    """Completion from texts with shares that sum to at most 1; texts with larger shares come first.
 
     The texts are sorted alphabetically, so the texts that begin with a prefix are neighbours.
+
+    Args:
+        source: The source of the suggestions.
+        shares: The share of each text, by text.
+    """
+
+    def __init__(self, source: str, shares: Mapping[str, float]) -> None:
+        self.source, self.texts = source, sorted(shares)
+        values = np.array([shares[text] for text in self.texts])
+        self.log_shares: Floats = np.log(values)
+        # The text with the largest share has rank 0; texts with equal shares are ranked alphabetically.
+        self.ranks = np.empty(len(self.texts), dtype=np.int32)
+        self.ranks[np.argsort(-values, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
+
+    def complete(self, prefix: str, k: int = 10, typos: int = 0) -> list[Suggestion]:
+        """Return the best `k` texts: those that begin with `prefix`, then those that begin with a correction of it.
+
+        Texts are longer than the prefix. Texts with typing errors are ordered by the logarithm of their share minus the
+        cost of the errors. Equally good texts are in alphabetical order.
+
+        Args:
+            prefix: The typed text.
+            k: Maximum number of suggestions.
+            typos: Maximum number of typing errors to forgive (0, 1 or 2).
+
+        Raises:
+            UserError: The number of typos is out of range.
+        """
+        prefix, [typos] = same_prefix(prefix), limits.check(typos=typos)
+        begin = bisect_left(self.texts, prefix)
+        end = bisect_right(self.texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
+        if begin < end and self.texts[begin] == prefix:
+            begin += 1  # the prefix itself is not a completion
+        ranks = self.ranks[begin:end]
+        best = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
+        rows = begin + best[np.argsort(ranks[best])]
+        columns = [(rows, self.log_shares[rows], np.zeros(len(rows), dtype=np.int16))]
+        if len(rows) < k and (max_typos := max_typos_for(len(prefix), typos)):
+            columns.append(self._find_corrected(prefix, max_typos, k - len(rows)))
+        return [
+            Suggestion(self.texts[row], log_probability, self.source, typo_count)
+            for arrays in columns
+            for row, log_probability, typo_count in zip(*(array.tolist() for array in arrays), strict=True)
+        ]
+
+    def _find_corrected(self, prefix: str, max_typos: int, count: int) -> tuple[Ints, Floats, TypoCounts]:
+        """Return the best `count` texts that begin with a correction of `prefix`: their rows, scores and typos."""
+        characters, places = self._characters  # `places` are those of the next characters of the texts in `rows` (R,)
+        distances = Distances.start([ord(character) for character in prefix], max_typos)
+        rows = np.arange(len(self.texts))  # the texts that are not settled yet (R,)
+        beginnings = np.zeros_like(rows)  # for each of them, the row of its beginning in `distances`
+        matches = [(rows[:0], self.log_shares[:0], distances.whole_prefix_typos[:0])]
+        for _ in range(len(prefix) + max_typos):
+            last_characters = characters[places]
+            places = places + (last_characters != 0)
+            differs = np.ones(len(rows), dtype=np.bool_)  # whether a text has another beginning than the text before it
+            differs[1:] = (last_characters[1:] != last_characters[:-1]) | (beginnings[1:] != beginnings[:-1])
+            distances = distances.extend(beginnings[differs], last_characters[differs])
+            beginnings = np.cumsum(differs) - 1
+            is_open = ~distances.is_settled
+            if is_open.all():
+                continue
+            is_match, typos = (~is_open & distances.has_typos)[beginnings], distances.whole_prefix_typos
+            matched_rows, matched = rows[is_match], beginnings[is_match]
+            scores = self.log_shares[matched_rows] - distances.costs(typos)[matched]
+            matches.append((matched_rows, scores, typos[matched]))
+            is_open_text = is_open[beginnings]
+            rows, places = rows[is_open_text], places[is_open_text]
+            beginnings = (np.cumsum(is_open) - 1)[beginnings[is_open_text]]
+            distances = distances.select(np.flatnonzero(is_open))
+            if not rows.size:
+                break
+        rows, scores, typos = (np.concatenate(columns) for columns in zip(*matches, strict=True))
+        best = np.lexsort((rows, -scores))[:count]
+        return rows[best], scores[best], typos[best]
+
+    @cached_property
+    def _characters(self) -> tuple[Ints, Ints]:
+        """The code points of all texts, each followed by 0, which no text contains, and the start of each text (N,)."""
+        content = "".join(f"{text}\0" for text in self.texts).encode("utf-32-le")
+        characters: Ints = np.frombuffer(content, dtype=np.uint32).astype(np.int64)
+        return characters, np.append(0, np.flatnonzero(characters == 0) + 1)[:-1]
+
+
+class Popularity(TextLookup):
+    """Completion by popular texts: the most frequent texts that begin with a prefix.
 
     Args:
         text_counts: The texts and their counts.
     """
 
-    source: ClassVar[str] = "popularity"
-
     def __init__(self, text_counts: TextCounts) -> None:
-        self.total, self.texts = text_counts.total, sorted(text_counts.counts)
-        byte_length("\n".join(self.texts), "the counted texts")  # raises an error if a text is not Unicode text
-        self.counts = np.array([text_counts.counts[text] for text in self.texts], dtype=np.int64)
-        # The most popular text has rank 0; equally popular texts are ranked alphabetically.
-        self.ranks = np.empty(len(self.texts), dtype=np.int32)
-        self.ranks[np.argsort(-self.counts, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
+        self.counts = text_counts.counts
+        byte_length("\n".join(self.counts), "the counted texts")  # raises an error if a text is not Unicode text
+        super().__init__("popularity", {text: count / text_counts.total for text, count in self.counts.items()})
 
     @classmethod
     def fit(
@@ -104,44 +189,6 @@ class Popularity:
             text_counts = replace(text_counts, counts=allowed)
         return cls(text_counts)
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def most_popular(self, count: int) -> list[str]:
-        """Return the `count` most popular texts."""
-        return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
-
-    def count(self, text: str) -> int:
-        """Return how often a text in canonical form was counted; 0 if it is not popular."""
-        row = bisect_left(self.texts, text)
-        return int(self.counts[row]) if row < len(self.texts) and self.texts[row] == text else 0
-
-    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the `k` most popular texts that begin with `prefix` and are longer than it.
-
-        Equally popular texts are in alphabetical order.
-
-        Args:
-            prefix: The typed text.
-            k: Maximum number of suggestions.
-        """
-        prefix = same_prefix(prefix)
-        begin = bisect_left(self.texts, prefix)
-        end = bisect_right(self.texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
-        if begin < end and self.texts[begin] == prefix:
-            begin += 1  # the prefix itself is not a completion
-        ranks = self.ranks[begin:end]
-        best = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
-        rows = begin + best[np.argsort(ranks[best])]
-        return [
-            Suggestion(self.texts[row], math.log(count) - math.log(self.total), self.source)
-            for row, count in zip(rows.tolist(), self.counts[rows].tolist(), strict=True)
-        ]
-
-    def shares(self) -> dict[str, float]:
-        """Return each text and its share of all counted texts, in alphabetical order."""
-        return {text: count / self.total for text, count in zip(self.texts, self.counts.tolist(), strict=True)}
-
 
 @dataclass(frozen=True)
 class History:
@@ -158,8 +205,6 @@ class History:
     """
 
     texts: tuple[str, ...] = ()
-
-    source: ClassVar[str] = "history"
 
     def __post_init__(self) -> None:
         newest, free_bytes = list[str](), MAX_BYTES
@@ -178,21 +223,17 @@ class History:
         """
         return replace(self, texts=(*self.texts, clean_text(text)))
 
-    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the `k` texts with the largest weights among those that begin with `prefix` and are longer than it.
+    def complete(self, prefix: str, k: int = 10, typos: int = 0) -> list[Suggestion]:
+        """Return the best `k` texts, as `TextLookup.complete` does; a share is a part of the sum of all weights."""
+        return self._lookup.complete(prefix, k, typos)
 
-        Args:
-            prefix: The typed text.
-            k: Maximum number of suggestions.
-        """
-        prefix = same_prefix(prefix)
-        shares = self.shares()
-        matches = [text for text in shares if text.startswith(prefix) and text != prefix]
-        best = sorted(matches, key=lambda text: (-shares[text], text))[:k]
-        return [Suggestion(text, math.log(shares[text]), self.source) for text in best]
+    @cached_property
+    def _lookup(self) -> TextLookup:
+        return TextLookup("history", self.shares)
 
-    def shares(self) -> dict[str, float]:
-        """Return each text and its share of the sum of the weights of all texts."""
+    @cached_property
+    def shares(self) -> Mapping[str, float]:
+        """The share of each text of the sum of the weights of all texts."""
         weights: defaultdict[str, float] = defaultdict(float)
         for age, text in enumerate(reversed(self.texts)):
             weights[text] += 0.5 ** (age / HALF_LIFE)

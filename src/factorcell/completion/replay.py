@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from factorcell import bootstrap
-from factorcell.completion.blend import Blend
+from factorcell.completion.blend import Blend, rank_of
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users, user_variable
 from factorcell.completion.popularity import History, Popularity, Suggestion
@@ -53,17 +53,11 @@ System = Callable[[str, Mapping[str, Any], History, User | None], Sequence[Sugge
 
 @dataclass(frozen=True)
 class Stream:
-    """The rows of one user in order of time.
-
-    Attributes:
-        user: The name of the user.
-        rows: The rows.
-        prefixes: The prefix of each row; None for a row that is learned without being completed.
-    """
+    """The rows of one user in order of time."""
 
     user: str
     rows: tuple[Row, ...]
-    prefixes: tuple[str | None, ...]
+    prefixes: tuple[str | None, ...]  # of each row; None: the row is learned without being completed
 
 
 def draw_prefix(user: str, text: str, position: int, every: int = 1) -> str | None:
@@ -94,15 +88,9 @@ def read_streams(
 
     Texts are normalized as in a run with `config`, and converted to canonical form.
 
-    Args:
-        source: A table, such as a path or a list of rows.
-        config: The config of the runs that will complete the texts.
-        user_column: The column of users.
-        time_column: The column of times, which are numbers, dates or times; None: the order of the table.
-        context_columns: Other columns to read. If the table lacks the column of earlier texts (`HISTORY_COLUMN`), it
-            is computed from the texts of the user.
-        max_rows_per_user: Maximum number of rows of each user; the earliest are used.
-        every: About one in `every` texts gets a prefix.
+    The first `max_rows_per_user` rows of each user are used, in the order of `time_column` (numbers, dates or times) or
+    of the table. About one in `every` texts gets a prefix. If the table lacks the column of earlier texts
+    (`HISTORY_COLUMN`), which may be one of the `context_columns`, it is computed from the texts of the user.
 
     Raises:
         UserError: A column is missing or a value cannot be read.
@@ -119,8 +107,6 @@ def read_streams(
         for values in zip(*(chunk[name] for name in columns), strict=True):
             row, row_number = dict(zip(columns, values, strict=True)), row_number + 1
             where = f"{table.name} row {row_number}"
-            if not isinstance(row[data.text], str):
-                raise UserError(f"{where}: {data.text} is {short_repr(row[data.text])}, not a text")
             check_text(row[data.text], f"{where}: {data.text}")
             if is_missing(row[user_column]):
                 raise UserError(f"{where}: {user_column} is missing; each row needs the user who wrote the text")
@@ -131,9 +117,8 @@ def read_streams(
                 raise UserError(f"{where}: {time_column} is {short_repr(row[str(time_column)])}; {expected}")
             rows_by_user[category_name(row[user_column])].append((seconds, row))
     streams = []
-    for user in sorted(rows_by_user):
-        # The sort is stable: rows with the same time stay in the order of the table.
-        timed_rows = sorted(rows_by_user[user], key=lambda timed_row: timed_row[0])
+    for user, timed_rows in sorted(rows_by_user.items()):
+        timed_rows.sort(key=lambda timed_row: timed_row[0])  # stable: the order of the table stays for equal times
         rows = tuple(row for _, row in timed_rows[:max_rows_per_user])
         if reads_history:
             earlier_texts: list[str] = []  # without those that no user learns
@@ -154,25 +139,18 @@ def open_systems(
     unknown: str = "error",
     seconds: float | None = None,
 ) -> dict[str, System]:
-    """Return completion systems by name.
+    """Return completion systems by name, by default all for which the run has users and popular texts.
 
-    Args:
-        run: The run.
-        names: Names of systems: `plain` (the run without online learning, for the unknown user), `mpc` (most popular
-            completion), `history` (the earlier texts of the user), `online` (the run with online learning), `blend`. By
-            default, all for which the run has users and popular texts.
-        user_column: The column of users, which a run that does not distinguish users does not read.
-        unknown: The policy for values that training never saw: "group", "expected" or "error".
-        seconds: Time limit of each search.
+    The systems are `plain` (the run without online learning, for the unknown user), `mpc` (most popular completion),
+    `history` (the earlier texts of the user), `online` (the run with online learning) and `blend`. A run that does not
+    distinguish users does not read `user_column`. `seconds` limits the time of each search.
 
     Raises:
         UserError: A name is unknown, or the run lacks popular texts or does not distinguish users.
     """
     options: dict[str, Any] = {"unknown": unknown, "seconds": seconds}
-    completer = Completer(run, **options)
-    columns = context_columns(run, user_column)
+    completer, columns = Completer(run, **options), context_columns(run, user_column)
     has_users, has_popular_texts = distinguishes_users(run), (run.folder / POPULARITY).exists()
-    needed = {"mpc": has_popular_texts, "online": has_users, "blend": has_users and has_popular_texts}
     factories: dict[str, Callable[[], System]] = {
         "plain": lambda: model_system(completer, columns, User.new(run) if has_users else None),
         "mpc": lambda: popular_texts_system(Popularity.from_run(run)),
@@ -181,11 +159,12 @@ def open_systems(
         "blend": lambda: model_system(Blend(run, Popularity.from_run(run), **options), columns),
     }
     if names is None:
-        names = [name for name in factories if needed.get(name, True)]
+        is_possible = {"mpc": has_popular_texts, "online": has_users, "blend": has_users and has_popular_texts}
+        names = [name for name in factories if is_possible.get(name, True)]
     for name in names:
         check_choice("system", name, factories)
-    if {"online", "blend"} & set(names):
-        user_variable(run)  # raises an error if the run does not distinguish users
+        if name in ("online", "blend"):
+            user_variable(run)  # raises an error if the run does not distinguish users
     return {name: factories[name]() for name in names}
 
 
@@ -217,11 +196,7 @@ def replay(
 ) -> Iterator[Row]:
     """Complete the prefixes of all streams with every system, and learn each text after its prefix was completed.
 
-    Args:
-        systems: The systems by name.
-        streams: The streams.
-        text_column: The column of the texts.
-        learner: Learns the users; None: the systems get no user.
+    Without a `learner`, the systems get no user.
 
     Yields:
         For each completed text and system: `system`, `user`, `position` of the text in the stream, `prefix_length` and
@@ -260,11 +235,6 @@ def replay(
                 bar.update()
 
 
-def rank_of(text: str, suggested_texts: Sequence[str]) -> int | None:
-    """Return the rank of `text` among the suggested texts, from 1, or None if it is not among them."""
-    return suggested_texts.index(text) + 1 if text in suggested_texts else None
-
-
 def _length(text: str) -> int:
     return len(GRAPHEME.findall(text))
 
@@ -272,9 +242,7 @@ def _length(text: str) -> int:
 def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None) -> list[Row]:
     """Compute the figures of each system, for all texts and for groups of texts.
 
-    Args:
-        rows: The rows of `replay`.
-        seen_users: User -> whether training saw this user; None: unknown.
+    `rows` are those of `replay`, and `seen_users` says whether training saw a user.
 
     Returns:
         A row for each group and system: `by` and `value` name the group, `queries` and `users` count its texts and
@@ -282,33 +250,27 @@ def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None)
         first and one of the suggestions, `saved` is the mean of saved graphemes. `mrr_difference` is the difference to
         the first system. The 95 % intervals have the suffixes `_low` and `_high`; they are None for fewer than ten
         users. The rows of all texts have the median `milliseconds` of a completion.
-
-    Raises:
-        UserError: No text was completed.
     """
     if not rows:
         raise UserError("replay: no text was completed; expected texts of at least three characters")
-    groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups["all", "all"].append(row)
+    groups = {("all", "all"): np.arange(len(rows))}  # kind and value of a group -> indices of its rows
     for name, starts in RANGES.items():
         labels = [str(start) if end == start + 1 else f"{start}–{end - 1}" for start, end in pairwise(starts)]
         labels.append(f"{starts[-1]}+")
         indices = np.searchsorted(starts, [row[name] for row in rows], side="right") - 1
-        for index in np.unique(indices).tolist():
-            groups[name, labels[index]] = [rows[place] for place in np.flatnonzero(indices == index).tolist()]
-    for row in rows if seen_users else ():
-        groups["user", "seen" if (seen_users or {})[row["user"]] else "unseen"].append(row)
+        groups |= {(name, labels[index]): np.flatnonzero(indices == index) for index in np.unique(indices).tolist()}
+    if seen_users:
+        labels = ["seen" if seen_users[row["user"]] else "unseen" for row in rows]
+        groups |= {("user", label): np.flatnonzero(np.array(labels) == label) for label in dict.fromkeys(labels)}
     systems = list(dict.fromkeys(row["system"] for row in rows))
-    users = list(dict.fromkeys(row["user"] for row in rows))
+    users = {user: place for place, user in enumerate(dict.fromkeys(row["user"] for row in rows))}
     summary = []
     for (by, value), members in groups.items():
         sums = np.zeros((len(users), len(systems), len(FIGURES) + 1))
-        places = {user: index for index, user in enumerate(users)}
-        for row in members:
+        for row in map(rows.__getitem__, members.tolist()):
             rank = row["rank"]
             figures = (1 / rank if rank else 0.0, rank == 1, rank is not None, row["saved"], 1)
-            sums[places[row["user"]], systems.index(row["system"])] += figures
+            sums[users[row["user"]], systems.index(row["system"])] += figures
         user_count = int((sums[:, 0, -1] > 0).sum())
         totals = bootstrap.resampled_sums(sums.reshape(len(users), -1)).reshape(-1, *sums.shape[1:])
         with np.errstate(invalid="ignore"):  # a draw may have no user of the group
@@ -321,7 +283,7 @@ def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None)
                 difference = points[:, index, 0] - points[:, 0, 0]
                 entry |= bootstrap.percentile_interval(difference, user_count).to_row("mrr_difference")
             if by == "all":
-                seconds = [row["seconds"] for row in members if row["system"] == system]
+                seconds = [row["seconds"] for row in rows if row["system"] == system]
                 entry["milliseconds"] = 1000 * float(np.median(seconds))
             summary.append(entry)
     return summary

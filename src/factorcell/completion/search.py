@@ -11,11 +11,12 @@ those whose score does not exceed that of the k-th finished one, until no hypoth
 Shapes: B expanded hypotheses, V vocabulary.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,38 +33,24 @@ Ints = NDArray[np.int64]
 
 INITIAL_BATCH_SIZE = 12  # small batches expand fewer useless hypotheses, large batches need fewer steps
 GROWTH = 4  # the batch size grows by one per this many expanded hypotheses
-MAX_EXPANDED = 10_000  # maximum number of hypotheses that one search expands
-MAX_WAITING = 10_000  # maximum number of hypotheses that wait to be expanded
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion of a prefix.
+    """A completion of a prefix."""
 
-    Attributes:
-        ids: The tokens after the prefix.
-        log_probability: The log probability of the tokens and of the end token.
-        text: The result of `SearchRequest.text_of` for the tokens.
-    """
-
-    ids: Ids
-    log_probability: float
-    text: Any = None
+    ids: Ids  # the tokens after the prefix
+    log_probability: float  # of the tokens and of the end token
+    text: Any = None  # the result of `SearchRequest.text_of` for the tokens
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search for completions.
+    """The result of a search for completions."""
 
-    Attributes:
-        completions: The completions, the most probable first.
-        expanded_count: Number of hypotheses that the model has read.
-        is_cut: Whether a limit of time or of hypotheses ended the search while better completions were possible.
-    """
-
-    completions: tuple[Completion, ...]
-    expanded_count: int
-    is_cut: bool
+    completions: tuple[Completion, ...]  # the most probable first
+    expanded_count: int  # number of hypotheses that the model has read
+    is_cut: bool  # whether a limit ended the search while better completions were possible
 
 
 class Stop:
@@ -90,47 +77,49 @@ class Stop:
 class SearchRequest:
     """A request for the best completions of a prefix.
 
-    Attributes:
-        prefix_state: The search state of the prefix, from the engine that answers the request.
-        k: Maximum number of completions.
-        max_tokens: Maximum number of tokens after the prefix.
-        text_of: Returns the whole text of the completion with these tokens, or None if it may not be returned. The
-            search returns only the most probable completion with each text.
-        min_log_prob: Only completions whose log probability exceeds this value are returned.
-        stop: Ends the search early.
+    The search returns only the most probable completion with each text.
     """
 
-    prefix_state: Any
-    k: int
-    max_tokens: int
+    prefix_state: Any  # the search state of the prefix, from the engine that answers the request
+    k: int  # maximum number of completions
+    max_tokens: int  # maximum number of tokens after the prefix
+    # Returns the whole text of the completion with these tokens, or None if it may not be returned.
     text_of: Callable[[Ids], Hashable | None] = lambda ids: ids
-    min_log_prob: float = -math.inf
+    min_log_prob: float = -math.inf  # completions with this log probability, or a lower one, are not returned
+    deadline: float = math.inf  # when to end the search, as a value of `time.monotonic()`
     stop: Stop | None = None
+    max_expanded: int = 10_000  # maximum number of hypotheses that the search expands
+    max_waiting: int = 10_000  # maximum number of hypotheses that wait to be expanded
+
+
+class Step(NamedTuple):
+    """A model after a token, as the search in PyTorch reads it."""
+
+    state: BackboneState
+    log_probs: Tensor  # of the next token (1, V)
 
 
 @dataclass(frozen=True)
 class PrefixState:
-    """A typed prefix in one context, in the form that the search in PyTorch reads.
+    """A typed prefix in one context, in the form that an engine reads.
 
-    Attributes:
-        conditioning: The folded conditioning of one context.
-        ids: The tokens of the prefix.
-        states: The states of the backbone after the start token and after each token of the prefix.
-        log_probs: The log probabilities (1, V) of the next token after each of these states.
+    `conditioning` belongs to the context. `states` are after the start token, and after each token of the prefix.
     """
 
     conditioning: Any
     ids: Ids
-    states: tuple[BackboneState, ...]
-    log_probs: tuple[Tensor, ...]
+    states: tuple[Any, ...]
 
+    def read(self, ids: Sequence[int], read_tokens: Callable[..., Iterable[Any]]) -> "PrefixState":
+        """Return the state for the prefix `ids`; reuse the states of the tokens that both prefixes share.
 
-def common_prefix_length(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return the number of tokens at the beginning that are the same in both sequences."""
-    length = 0
-    while length < min(len(ids), len(others)) and ids[length] == others[length]:
-        length += 1
-    return length
+        `read_tokens` returns the states after the given tokens, from the conditioning and the state before them.
+        """
+        pairs = zip(self.ids, ids, strict=False)
+        common_length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        states = self.states[: common_length + 1]
+        new_states = read_tokens(self.conditioning, states[-1], ids[common_length:])
+        return PrefixState(self.conditioning, tuple(ids), (*states, *new_states))
 
 
 class PlainEngine:
@@ -139,46 +128,34 @@ class PlainEngine:
     def __init__(self, model: Predictor) -> None:
         self.model = model
 
-    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
+    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Any:
         """Return the search state of an empty prefix in one context, with vectors that override those of variables."""
         conditioning = self.model.fold(self.model.condition(context, override), shared=True)
-        log_probs, state = self.model.step(_to_tensor(self.model, [self.model.specials.start]), conditioning)
-        return PrefixState(conditioning, (), (state,), (log_probs,))
+        states = self._read_tokens(conditioning, None, [self.model.specials.start])
+        return PrefixState(conditioning, (), tuple(states))
 
-    def read_prefix(self, prefix_state: PrefixState, ids: Sequence[int]) -> PrefixState:
+    def read_prefix(self, prefix_state: Any, ids: Sequence[int]) -> Any:
         """Return the search state of the prefix `ids`; reuse the states of tokens shared with `prefix_state`."""
-        common_length = common_prefix_length(prefix_state.ids, ids)
-        states = list(prefix_state.states[: common_length + 1])
-        log_probs = list(prefix_state.log_probs[: common_length + 1])
-        for token in ids[common_length:]:
-            token_tensor = _to_tensor(self.model, [token])
-            next_log_probs, state = self.model.step(token_tensor, prefix_state.conditioning, states[-1])
-            states.append(state)
-            log_probs.append(next_log_probs)
-        return PrefixState(prefix_state.conditioning, tuple(ids), tuple(states), tuple(log_probs))
+        return prefix_state.read(ids, self._read_tokens)
 
-    def search(
-        self,
-        request: SearchRequest,
-        deadline: float | None = None,
-        *,
-        initial_batch_size: int = INITIAL_BATCH_SIZE,
-        max_expanded: int = MAX_EXPANDED,
-        max_waiting: int = MAX_WAITING,
-    ) -> SearchResult:
+    def _read_tokens(self, conditioning: Any, before: Step | None, tokens: Sequence[int]) -> Iterator[Step]:
+        """Yield the model after each of the `tokens`."""
+        state = None if before is None else before.state
+        for token in tokens:
+            log_probs, state = self.model.step(torch.tensor([token]).to(self.model.device), conditioning, state)
+            yield Step(state, log_probs)
+
+    def search(self, request: SearchRequest) -> SearchResult:
         """Return the most probable completions of a request.
 
         A result is exact unless `is_cut` is true, in which case it has the best completions that the search found.
-        `deadline` is a value of `time.monotonic()`, `initial_batch_size` the initial number of hypotheses that are
-        expanded at once.
         """
-        end = math.inf if deadline is None else deadline
-        frontier = self._begin(request, max_expanded, max_waiting)
+        frontier = self._begin(request)
         while frontier.scores.size:
-            batch_size = min(
-                initial_batch_size + frontier.expanded_count // GROWTH, max_expanded - frontier.expanded_count
-            )
-            if batch_size <= 0 or time.monotonic() >= end or (request.stop is not None and request.stop.is_set):
+            count = frontier.expanded_count
+            batch_size = min(INITIAL_BATCH_SIZE + count // GROWTH, request.max_expanded - count)
+            is_stopped = request.stop is not None and request.stop.is_set
+            if batch_size <= 0 or is_stopped or time.monotonic() >= request.deadline:
                 frontier.give_up()
                 break
             scores, parents, hypotheses = frontier.take(batch_size)
@@ -187,16 +164,16 @@ class PlainEngine:
                 continue
             hypotheses = [hypotheses[index] for index in possible]
             parent_states = frontier.states.select(torch.from_numpy(parents[possible]).to(self.model.device))
-            last_tokens = _to_tensor(self.model, [ids[-1] for ids in hypotheses])
+            last_tokens = torch.tensor([ids[-1] for ids in hypotheses]).to(self.model.device)
             log_probs, state = self.model.step(last_tokens, request.prefix_state.conditioning, parent_states)
             frontier.add(hypotheses, scores[possible], log_probs, state)
         return frontier.result()
 
-    def _begin(self, request: SearchRequest, max_expanded: int, max_waiting: int) -> "Frontier":
+    def _begin(self, request: SearchRequest) -> "Frontier":
         """Return the hypotheses at the beginning of a search."""
-        prefix: PrefixState = request.prefix_state
-        frontier = Frontier(self.model, request, prefix.states[-1].reserve(max_expanded + 1), max_waiting)
-        frontier.add([()], np.zeros(1), prefix.log_probs[-1], prefix.states[-1])
+        state, log_probs = request.prefix_state.states[-1]
+        frontier = Frontier(self.model, request, state.reserve(request.max_expanded + 1))
+        frontier.add([()], np.zeros(1), log_probs, state)
         return frontier
 
     def _may_begin(self, ids: Ids) -> bool:
@@ -212,10 +189,8 @@ class Frontier:
     parent * V + token.
     """
 
-    def __init__(
-        self, model: Predictor, request: SearchRequest, states: StateBuffer, max_waiting: int, first_count: int = 1
-    ) -> None:
-        self.request, self.states, self.max_waiting, self.first_count = request, states, max_waiting, first_count
+    def __init__(self, model: Predictor, request: SearchRequest, states: StateBuffer, first_count: int = 1) -> None:
+        self.request, self.states, self.first_count = request, states, first_count
         self.vocabulary_size, self.specials = model.vocabulary_size, model.specials
         self.expanded: list[Ids] = []
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
@@ -253,8 +228,8 @@ class Frontier:
         rows, next_tokens = np.nonzero(extended_scores > self.min_score)
         codes = (first_number + rows) * self.vocabulary_size + next_tokens
         self.wait(extended_scores[rows, next_tokens], codes)
-        if len(self.scores) > self.max_waiting:
-            best = _indices_of_largest(self.scores, self.max_waiting)
+        if len(self.scores) > self.request.max_waiting:
+            best = _indices_of_largest(self.scores, self.request.max_waiting)
             self.best_dropped = max(self.best_dropped, float(np.delete(self.scores, best).max()))
             self._select(best)
 
@@ -297,7 +272,3 @@ def _indices_of_largest(scores: Floats, count: int) -> Ints:
     if len(scores) <= count:
         return np.arange(len(scores))
     return np.argpartition(scores, len(scores) - count)[len(scores) - count :]
-
-
-def _to_tensor(model: Predictor, ids: Sequence[int]) -> Tensor:
-    return torch.tensor(ids).to(model.device)

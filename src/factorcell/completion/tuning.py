@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap
-from factorcell.completion.blend import ORDERS, Blend, BlendWeights, Example, rank_alone
+from factorcell.completion.blend import ORDERS, Blend, BlendWeights, Example, rank_of
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import MIN_PROPOSALS, Popularity
-from factorcell.completion.replay import SUGGESTION_COUNT, Stream, rank_of
-from factorcell.errors import UserError
+from factorcell.completion.replay import SUGGESTION_COUNT, Stream
 from factorcell.io.progress import progress_bar
 from factorcell.runs.run import Run
 
@@ -82,12 +81,7 @@ def fit_rule(
     Returns:
         The rule, and a row (`optimizer`, `rate`, `perplexity`) for each rule that was tried. The first row is for users
         who are not learned; all others have the relative `change` of the perplexity from it.
-
-    Raises:
-        UserError: `max_norm` is out of range, or there is no text.
     """
-    if not any(stream.rows for stream in streams):
-        raise UserError("tuning: the table has no texts; choosing a learning rate requires texts of at least one user")
 
     def perplexity(rule: LearningRule) -> float:
         nats, targets = progressive_sums(Learner(run, rule, unknown), streams).sum(axis=0)
@@ -119,9 +113,9 @@ def candidate_lists(blend: Blend, learner: Learner, streams: Sequence[Stream]) -
                 context = {name: row[name] for name in columns}
                 typed_text = None if prefix is None else blend.type_text(blend.begin(user, context), prefix)
                 if typed_text is not None and typed_text.fits:
-                    model_suggestions = Completer.suggest(blend, typed_text, MIN_PROPOSALS)  # of the model alone
-                    alternatives = blend.candidates(typed_text.text, model_suggestions, user.history, MIN_PROPOSALS)
-                    examples.append((alternatives, row[text_column]))
+                    proposed = Completer.suggest(blend, typed_text, MIN_PROPOSALS).suggestions  # of the model alone
+                    candidates = blend.candidates(typed_text.text, proposed, user.history, MIN_PROPOSALS)
+                    examples.append((candidates, row[text_column]))
                 (user,), _ = learner.learn([user], [row[text_column]], [context])
                 bar.update()
             yield examples
@@ -132,13 +126,8 @@ def fit_settings(
 ) -> tuple[LearningRule, BlendWeights, Row] | None:
     """Fit the learning rule (`fit_rule`) and the weights of the blend.
 
-    Values of the context that training never saw are read as rare values.
-
-    Args:
-        run: The run.
-        streams: Texts of users who were not in training.
-        max_texts: About the number of texts that are used.
-        seconds: The time after which neither a further rule is tried nor the texts of further users are used.
+    Values of the context that training never saw are read as rare values. About `max_texts` texts are used. After
+    `seconds`, neither a further rule is tried nor the texts of further users are used.
 
     Returns:
         The rule, the weights, and a row for training.json: `learning_rule`, the relative `perplexity_change` by
@@ -195,9 +184,9 @@ def compare_with_model(examples_of_users: Sequence[Sequence[Example]]) -> Row:
         other_users = (examples for index, examples in enumerate(examples_of_users) if index % FOLD_COUNT != fold)
         weights = BlendWeights.fit(list(chain.from_iterable(other_users)))
         for index in range(fold, len(examples_of_users), FOLD_COUNT):
-            for alternatives, entered_text in examples_of_users[index]:
-                blended_texts = [suggestion.text for suggestion in weights.merge(alternatives, SUGGESTION_COUNT)]
-                ranks_alone = (rank_alone(alternatives, entered_text, source) for source in ORDERS)
+            for candidates, entered_text in examples_of_users[index]:
+                blended_texts = [suggestion.text for suggestion in weights.merge(candidates, SUGGESTION_COUNT)]
+                ranks_alone = (candidates.rank_alone(entered_text, source) for source in ORDERS)
                 ranks = [rank_of(entered_text, blended_texts), *ranks_alone]
                 sums[index] += *(1 / rank if rank and rank <= SUGGESTION_COUNT else 0.0 for rank in ranks), 1
     blended, *alone, queries = bootstrap.resampled_sums(sums).T

@@ -1,4 +1,4 @@
-"""Typing errors: corrections of a typed prefix, and the texts that begin with one of them.
+"""Typing errors: distances between a typed prefix and beginnings of texts, and the corrections that the model prefers.
 
 A *beginning* of a text consists of its first tokens, however many. A correction x' of the typed prefix x is a beginning
 of a text y that the user may have intended:
@@ -17,25 +17,22 @@ first j tokens of x' and the first i tokens of x is
 At most D typos are forgiven. A beginning is *settled* if all texts that begin with it have the same number of typos, or
 more than D. The search does not extend settled beginnings, so it finds no text twice.
 
-Shapes: M beginnings, L tokens of the typed prefix, D maximum number of typos, V vocabulary, R texts.
+Shapes: M beginnings, L tokens of the typed prefix, D maximum number of typos, V vocabulary.
 """
 
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.completion.popularity import History, Popularity, Suggestion
-from factorcell.completion.search import Ids, PrefixState, Stop
-from factorcell.data.text_folds import same_prefix
+from factorcell.completion.search import PrefixState, Stop
 from factorcell.ngram.mixture import Predictor
-from factorcell.options import limits
 from factorcell.runs.run import Run
 
 Ints = NDArray[np.int64]
@@ -58,79 +55,53 @@ def max_typos_for(length: int, max_typos: int) -> int:
     return min(max_typos, int(length >= ONE_TYPO_FROM) + int(length >= TWO_TYPOS_FROM))
 
 
-def typo_costs(typos: TypoCounts, first_token_differs: Flags) -> Floats:
-    """Return the cost in nats (M,) of corrections with `typos` typos (M,)."""
-    return typos * TYPO_COST + first_token_differs * FIRST_TOKEN_COST
-
-
 @dataclass(frozen=True)
 class Distances:
-    """Distances between the typed prefix and M beginnings of texts, which all have the same number j of tokens.
+    """Distances between the typed prefix and M beginnings of texts, which all have the same number j of tokens."""
 
-    Attributes:
-        typed: The tokens of the prefix, numbers from 0 on (L,).
-        max_typos: The maximum number D of typos.
-        distances: d(j, i) for i = 0 ... L (M, L + 1); distances above D are stored as D + 1.
-        previous_distances: d(j-1, i) (M, L + 1).
-        last_tokens: The last token of each beginning (M,); -1 for the empty one.
-        whole_prefix_typos: For each beginning, the smallest distance between the whole prefix and the first tokens of
-            the beginning, however many (M,).
-        first_token_differs: Whether the first token of each beginning differs from the first typed one (M,).
-    """
-
-    typed: Ints
-    max_typos: int
-    distances: TypoCounts
-    previous_distances: TypoCounts
-    last_tokens: Ints
+    typed: Ints  # the tokens of the prefix, numbers from 0 on (L,)
+    max_typos: int  # the maximum number D of typos
+    tokens: Ints  # the tokens of each beginning (M, j)
+    distances: TypoCounts  # d(j, i) for i = 0 ... L (M, L + 1); distances above D are stored as D + 1
+    previous_distances: TypoCounts  # d(j-1, i) (M, L + 1)
+    # For each beginning, the smallest distance between the whole prefix and its first tokens, however many (M,)
     whole_prefix_typos: TypoCounts
-    first_token_differs: Flags
 
     @classmethod
     def start(cls, typed: Sequence[int], max_typos: int) -> "Distances":
         """Return the distances between the typed prefix and the empty beginning of every text (M = 1)."""
-        too_many = max_typos + 1
-        distances = np.minimum(np.arange(len(typed) + 1, dtype=np.int16), too_many)[None]
-        return cls(
-            np.array(typed, dtype=np.int64),
-            max_typos,
-            distances,
-            np.full_like(distances, too_many),
-            np.array([-1]),
-            distances[:, -1],
-            np.zeros(1, dtype=np.bool_),
-        )
+        distances = np.minimum(np.arange(len(typed) + 1, dtype=np.int16), max_typos + 1)[None]
+        no_tokens, no_distances = np.zeros((1, 0), dtype=np.int64), np.full_like(distances, max_typos + 1)
+        return cls(np.array(typed, dtype=np.int64), max_typos, no_tokens, distances, no_distances, distances[:, -1])
 
     def select(self, rows: Ints) -> "Distances":
         """Return the distances of the beginnings at `rows`, which may repeat."""
-        return replace(
-            self,
-            distances=self.distances[rows],
-            previous_distances=self.previous_distances[rows],
-            last_tokens=self.last_tokens[rows],
-            whole_prefix_typos=self.whole_prefix_typos[rows],
-            first_token_differs=self.first_token_differs[rows],
+        distances, previous_distances = self.distances[rows], self.previous_distances[rows]
+        whole_prefix_typos = self.whole_prefix_typos[rows]
+        return Distances(
+            self.typed, self.max_typos, self.tokens[rows], distances, previous_distances, whole_prefix_typos
         )
 
-    def extend(self, parents: Ints, tokens: Ints) -> "Distances":
-        """Return the distances of beginnings that are longer by one token: row `parents[m]` followed by `tokens[m]`."""
-        before, typed, too_many = self.select(parents), self.typed, self.max_typos + 1
+    def extend(self, parents: Ints, last_tokens: Ints) -> "Distances":
+        """Return the distances of beginnings that are longer by one token, from those of their `parents` (M,)."""
+        before, typed = self.select(parents), self.typed
+        tokens = np.column_stack([before.tokens, last_tokens])
         best = before.distances + np.int16(1)
-        best[:, 1:] = np.minimum(best[:, 1:], before.distances[:, :-1] + (tokens[:, None] != typed))
-        is_swap = (tokens[:, None] == typed[:-1]) & (before.last_tokens[:, None] == typed[1:])
-        best[:, 2:] = np.where(is_swap, np.minimum(best[:, 2:], before.previous_distances[:, :-2] + 1), best[:, 2:])
+        best[:, 1:] = np.minimum(best[:, 1:], before.distances[:, :-1] + (tokens[:, -1:] != typed))
+        if tokens.shape[1] > 1:
+            is_swap = (tokens[:, -1:] == typed[:-1]) & (tokens[:, -2:-1] == typed[1:])
+            best[:, 2:] = np.where(is_swap, np.minimum(best[:, 2:], before.previous_distances[:, :-2] + 1), best[:, 2:])
         # min(best(i), d(j, i-1) + 1) for all i: the minimum of best(h) + i - h over all h <= i
         positions = np.arange(len(typed) + 1, dtype=np.int16)
-        distances = np.minimum(np.minimum.accumulate(best - positions, axis=1) + positions, too_many)
-        is_first = self.last_tokens[0] < 0
-        return replace(
-            before,
-            distances=distances,
-            previous_distances=before.distances,
-            last_tokens=tokens,
-            whole_prefix_typos=np.minimum(before.whole_prefix_typos, distances[:, -1]),
-            first_token_differs=tokens != typed[0] if is_first else before.first_token_differs,
-        )
+        distances = np.minimum.accumulate(best - positions, axis=1) + positions
+        distances = np.minimum(distances, self.max_typos + 1)
+        whole_prefix_typos = np.minimum(before.whole_prefix_typos, distances[:, -1])
+        return Distances(typed, self.max_typos, tokens, distances, before.distances, whole_prefix_typos)
+
+    def costs(self, typos: TypoCounts) -> Floats:
+        """Return the cost in nats (M,) of texts that begin with the beginnings and have `typos` typos (M,)."""
+        costs: Floats = typos * TYPO_COST + (self.tokens[:, 0] != self.typed[0]) * FIRST_TOKEN_COST
+        return costs
 
     @property
     def min_typos(self) -> TypoCounts:
@@ -153,36 +124,22 @@ class Distances:
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of a typed prefix.
-
-    Attributes:
-        tokens: The tokens of the correction x'.
-        typos: The number of typos in the typed prefix.
-        log_probability: log p(x') minus the cost of the typos.
-        is_whole_text: Whether the correction is a complete text; its log probability then includes the end token.
-    """
+    """A correction x' of a typed prefix."""
 
     tokens: tuple[str, ...]
-    typos: int
-    log_probability: float
-    is_whole_text: bool
+    typos: int  # number of typos in the typed prefix
+    log_probability: float  # log p(x') minus the cost of the typos
+    is_whole_text: bool  # whether the correction is a complete text; p(x') then includes the end token
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """The most probable corrections of a prefix.
+    """The most probable corrections of a prefix."""
 
-    Attributes:
-        corrections: The corrections, the most probable first.
-        log_total: Logarithm of the sum of the probabilities of all corrections that the search found.
-        typed_log_probability: Log probability of the prefix as typed.
-        expanded_count: Number of hypotheses that the model has read.
-    """
-
-    corrections: tuple[Correction, ...]
-    log_total: float
-    typed_log_probability: float
-    expanded_count: int
+    corrections: tuple[Correction, ...]  # the most probable first
+    log_total: float  # logarithm of the sum of the probabilities of all corrections that the search found
+    typed_log_probability: float  # of the prefix as typed
+    expanded_count: int  # number of hypotheses that the model has read
 
 
 def find_corrections(
@@ -192,7 +149,7 @@ def find_corrections(
     max_typos: int,
     *,
     max_tokens: int,
-    deadline: float | None = None,
+    deadline: float = math.inf,
     stop: Stop | None = None,
 ) -> Corrections:
     """Return the most probable corrections of the typed `tokens` that have at least one typo.
@@ -201,18 +158,12 @@ def find_corrections(
     beginnings of each length and ends at the deadline. A correction may contain out-of-vocabulary tokens near the place
     where the user typed them; the model reads them as the unknown token.
 
-    Args:
-        run: The run.
-        tokens: The typed tokens.
-        prefix_state: The state of the search in PyTorch after these tokens.
-        max_typos: The maximum number of typos, at least 1.
-        max_tokens: Maximum number of tokens of a correction.
-        deadline: When to end the search, as a value of `time.monotonic()`.
-        stop: Ends the search early.
+    `prefix_state` is the state of `PlainEngine` after the typed tokens. `max_typos` is at least 1, and a correction has
+    at most `max_tokens` tokens.
     """
-    model, end_time = run.predictor, math.inf if deadline is None else deadline
-    typed_log_probs = zip(prefix_state.log_probs, prefix_state.ids, strict=False)
-    typed_log_probability = sum(float(log_probs[0, token]) for log_probs, token in typed_log_probs)
+    model = run.predictor
+    typed_steps = zip(prefix_state.states, prefix_state.ids, strict=False)
+    typed_log_probability = sum(float(step.log_probs[0, token]) for step, token in typed_steps)
     names, numbers = _number_tokens(run, tokens)
     corrections, log_total, expanded_count = list[Correction](), -math.inf, 0
 
@@ -220,33 +171,31 @@ def find_corrections(
         """Add the candidates with typos: all of them to `log_total`, and the best to `corrections`."""
         nonlocal log_total
         rows, typos = np.flatnonzero(is_candidate & distances.has_typos), distances.whole_prefix_typos
-        scores = log_probs[rows] - typo_costs(typos[rows], distances.first_token_differs[rows])
+        scores = (log_probs - distances.costs(typos))[rows]
         log_total = float(np.logaddexp.reduce(scores, initial=log_total))
         for index in np.argsort(-scores, kind="stable")[:MAX_CORRECTIONS].tolist():
             row = int(rows[index])
-            correction = tuple(names[number] for number in beginnings[row])
+            correction = tuple(names[number] for number in distances.tokens[row])
             corrections.append(Correction(correction, int(typos[row]), float(scores[index]), is_whole_text))
 
-    beginnings: list[Ids] = [()]  # of the current length, with their distances to the prefix and log probabilities
+    # The distances of the beginnings of the current length, and their log probabilities
     distances, scores = Distances.start([numbers[token] for token in tokens], max_typos), np.zeros(1)
-    next_log_probs, state = prefix_state.log_probs[0], prefix_state.states[0]
+    state, next_log_probs = prefix_state.states[0]
     width = MAX_EXPANDED // (len(tokens) + max_typos)
     for length in range(1, min(len(tokens) + max_typos, max_tokens) + 1):
-        if not width or time.monotonic() >= end_time or (stop is not None and stop.is_set):
+        if not width or time.monotonic() >= deadline or (stop is not None and stop.is_set):
             break
         nearby_tokens = np.unique(distances.typed[max(0, length - 1 - max_typos) : length + max_typos])
         parents, last_tokens, log_probs = _children(model, next_log_probs, nearby_tokens, width)
-        pairs = zip(parents.tolist(), last_tokens.tolist(), strict=True)
-        beginnings, scores = [(*beginnings[parent], token) for parent, token in pairs], scores[parents] + log_probs
-        distances = distances.extend(parents, last_tokens)
+        distances, scores = distances.extend(parents, last_tokens), scores[parents] + log_probs
         is_settled = distances.is_settled
         add_corrections(scores, is_settled, is_whole_text=False)
-        bounds = scores - typo_costs(distances.min_typos, distances.first_token_differs)
+        bounds = scores - distances.costs(distances.min_typos)
         rows = np.flatnonzero(~is_settled)
         rows = rows[np.argsort(-bounds[rows], kind="stable")[:width]]
         if not rows.size:
             break
-        beginnings, scores, distances = [beginnings[row] for row in rows], scores[rows], distances.select(rows)
+        scores, distances = scores[rows], distances.select(rows)
         inputs = torch.from_numpy(_known(model, last_tokens[rows])).to(model.device)
         state = state.select(torch.from_numpy(parents[rows]).to(model.device))
         next_log_probs, state = model.step(inputs, prefix_state.conditioning, state)
@@ -286,120 +235,3 @@ def _children(model: Predictor, next_log_probs: Tensor, nearby_tokens: Ints, wid
 def _known(model: Predictor, tokens: Ints) -> Ints:
     """Return the tokens as the model reads them: out-of-vocabulary tokens are the unknown token."""
     return np.where(tokens < model.vocabulary_size, tokens, model.specials.unknown)
-
-
-def merge_corrections(
-    exact: Iterable[Suggestion],
-    corrections: Corrections,
-    complete: Callable[[Correction, float], Iterable[Suggestion]],
-    k: int,
-) -> list[Suggestion]:
-    """Return the `k` most probable texts among `exact` and the completed corrections, those without typos first.
-
-    `exact` are texts that begin with the typed prefix. `complete` returns the texts that begin with a correction and
-    whose log probability given that correction exceeds its second argument. The returned texts have their log
-    probabilities given the typed prefix.
-    """
-    log_total = float(np.logaddexp(corrections.typed_log_probability, corrections.log_total))
-    typed_log_share = corrections.typed_log_probability - log_total  # log p(the prefix has no typo)
-    best = [replace(suggestion, log_probability=suggestion.log_probability + typed_log_share) for suggestion in exact]
-    for correction in corrections.corrections:
-        log_share = correction.log_probability - log_total
-        min_log_prob = best[-1].log_probability if len(best) == k else -math.inf
-        if log_share <= min_log_prob:
-            break  # no text of this correction, or of a less probable one, can be among the best k
-        corrected = [
-            replace(suggestion, log_probability=suggestion.log_probability + log_share, typos=correction.typos)
-            for suggestion in complete(correction, min_log_prob - log_share)
-        ]
-        distinct: dict[str, Suggestion] = {}  # text -> its suggestion with the fewest typos
-        for suggestion in sorted([*best, *corrected], key=lambda entry: (entry.typos, -entry.log_probability)):
-            distinct.setdefault(suggestion.text, suggestion)
-        best = heapq.nlargest(k, distinct.values(), key=lambda entry: entry.log_probability)
-    return sorted(best, key=lambda suggestion: suggestion.typos > 0)
-
-
-class TypoTolerantLookup:
-    """Completion from the texts of a `Popularity` or `History` that begin with the prefix or with a correction of it.
-
-    The texts are sorted, so that texts with the same beginning are neighbours, and the distance between a beginning and
-    the prefix is computed once for all of them.
-    """
-
-    def __init__(self, lookup: Popularity | History, typos: int = 2) -> None:
-        """Index the texts of `lookup`.
-
-        Args:
-            lookup: The popular texts or the history, with the share of each text.
-            typos: Maximum number of typing errors to forgive (0, 1 or 2).
-
-        Raises:
-            UserError: The number of typos is out of range.
-        """
-        self.lookup, [self.max_typos] = lookup, limits.check(typos=typos)
-        shares = lookup.shares()
-        self.texts = sorted(shares)
-        self.log_shares = np.log([shares[text] for text in self.texts])
-        self.lengths = np.array([len(text) for text in self.texts], dtype=np.int64)
-        # `characters` has the code points of all texts, one text after the other.
-        self.text_starts = np.cumsum(self.lengths) - self.lengths
-        self.characters = np.frombuffer("".join(self.texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-
-    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the best `k` texts: those that begin with `prefix`, then those that begin with a correction of it.
-
-        Texts with typos are ordered by the logarithm of their share minus the cost of their typos.
-
-        Args:
-            prefix: The typed text.
-            k: Maximum number of suggestions.
-        """
-        exact = self.lookup.complete(prefix, k)
-        prefix = same_prefix(prefix)
-        max_typos = max_typos_for(len(prefix), self.max_typos)
-        if len(exact) == k or not self.texts or not max_typos:
-            return exact
-        rows, typos, costs = self._find_matches(prefix, max_typos)
-        scores = self.log_shares[rows] - costs
-        best = np.lexsort((rows, -scores))[: k - len(exact)]
-        best_columns = rows[best].tolist(), scores[best].tolist(), typos[best].tolist()
-        return exact + [
-            Suggestion(self.texts[row], score, self.lookup.source, typo_count)
-            for row, score, typo_count in zip(*best_columns, strict=True)
-        ]
-
-    def _find_matches(self, prefix: str, max_typos: int) -> tuple[Ints, TypoCounts, Floats]:
-        """Return the texts that begin with a correction of `prefix`, with the number and the cost of their typos."""
-        distances = Distances.start([ord(character) for character in prefix], max_typos)
-        no_rows: Ints = np.zeros(0, dtype=np.int64)
-        matches: list[tuple[Ints, TypoCounts, Floats]] = [(no_rows, no_rows.astype(np.int16), np.zeros(0))]
-        rows = np.arange(len(self.texts))  # the texts that are not settled yet (R,)
-        beginnings = np.zeros(len(rows), dtype=np.int64)  # for each of them, the row of its beginning in `distances`
-
-        def add_matches(is_candidate: Flags) -> None:
-            """Add those of the candidates (R,) that match the prefix with one typo or more."""
-            selected = is_candidate & distances.has_typos[beginnings]
-            typos = distances.whole_prefix_typos[beginnings[selected]]
-            costs = typo_costs(typos, distances.first_token_differs[beginnings[selected]])
-            matches.append((rows[selected], typos, costs))
-
-        for length in range(1, len(prefix) + max_typos + 1):
-            has_ended = self.lengths[rows] < length
-            if has_ended.any():
-                add_matches(has_ended)
-                rows, beginnings = rows[~has_ended], beginnings[~has_ended]
-            characters = self.characters[self.text_starts[rows] + length - 1].astype(np.int64)
-            differs = np.ones(len(rows), dtype=np.bool_)  # whether a text has another beginning than the text before it
-            differs[1:] = (characters[1:] != characters[:-1]) | (beginnings[1:] != beginnings[:-1])
-            distances = distances.extend(beginnings[differs], characters[differs])
-            beginnings = np.cumsum(differs) - 1
-            is_open = ~distances.is_settled
-            if not is_open.all():
-                is_open_text = is_open[beginnings]
-                add_matches(~is_open_text)
-                rows, beginnings = rows[is_open_text], (np.cumsum(is_open) - 1)[beginnings[is_open_text]]
-                distances = distances.select(np.flatnonzero(is_open))
-            if not rows.size:
-                break
-        all_rows, typos, costs = (np.concatenate(columns) for columns in zip(*matches, strict=True))
-        return all_rows, typos, costs

@@ -1,25 +1,23 @@
 """Estimate before training how much each context column lowers the perplexity.
 
-An ideal model infers the value v of a column from the preceding tokens of a text. Knowing v before the first token
-lowers its nats per target by I(v; text) / T, where I is the mutual information and T the mean number of targets of a
-text. A classifier of held-out texts gives a lower bound of I(v; text): the mean of log q(v | text) - log p(v).
-A trained model remembers less of the text than the ideal model, so that it gains more:
-
     gain = 1 - exp(-MEMORY I(v; text) / T)          the relative reduction of the perplexity
 
-The factor MEMORY was measured with trained models (docs/results/training.md). If a column depends on another column u,
+T is the mean number of targets of a text. A classifier of held-out texts gives a lower bound of the mutual information
+I(v; text) of a value v and its text: the mean of log q(v | text) - log p(v). If a column depends on another column u,
 it adds the mean of log q(v | text, u) - log p(v | u), with q(v | text, u) ~ q(v | text) p(v | u) / p(v).
-
 Shapes: B texts, K values (label K is a missing value), V n-grams.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.special import log_softmax
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
@@ -30,7 +28,7 @@ from factorcell.data.corpus import Corpus, is_empty_text
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
-from factorcell.evaluation.bayes_rule import apply_temperature, fit_temperature, normalize
+from factorcell.evaluation.bayes_rule import apply_temperature, fit_temperature
 from factorcell.evaluation.linear_classifier import (
     CHARACTER_ORDER,
     MAX_VALUES,
@@ -42,8 +40,9 @@ from factorcell.io.progress import progress_bar
 from factorcell.options import limits
 from factorcell.options.limits import ADVICE_ROWS
 
-MEMORY = 1.5  # gain of a trained model, relative to that of a model that remembers the whole text
-MIN_ROWS, MIN_TEXTS = 20, 15  # with and without empty texts
+# Gain of a trained model, relative to that of an ideal model that remembers the text (docs/results/training.md).
+MEMORY = 1.5
+MIN_TEXTS = 15  # without empty texts
 MAX_VOCABULARY = 20_000  # tokens
 HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts; half are tune, half test texts
 MAX_LABELS = 2000  # maximum number of values of a column with their own label; rarer values share a label
@@ -65,8 +64,7 @@ Floats = NDArray[np.float64]
 class LabelColumn:
     """A context column whose values have the labels 0 to K - 1; the label K stands for a missing value.
 
-    `labels` (B,) has the label of each text. `rare` is the number of rare values, which share label 0. If `is_binned`
-    is true, the values are ranges of numbers.
+    `labels` (B,) has the label of each text. `rare` is the number of rare values, which share label 0.
     """
 
     name: str
@@ -74,32 +72,14 @@ class LabelColumn:
     values: tuple[str, ...]
     labels: Ids
     rare: int = 0
-    is_binned: bool = False
 
     @property
     def first_label(self) -> int:
         """The label of the first frequent value."""
         return int(self.kind == "category" and self.values[:1] == (UNKNOWN_VALUE,))
 
-    def only_context_of(self, corpus: Corpus) -> Corpus:
-        """Return the texts with this column as their only context variable, "value"."""
-        # Category v + 1 is the value v, because category 0 is the unknown value, and -1 a missing one.
-        counts = (0, *([1] * len(self.values)))
-        variable = Variable("value", "category", values=("", *self.values), counts=counts)
-        categories = np.where(self.labels == len(self.values), -1, self.labels + 1).astype(np.int32)
-        return replace(
-            corpus,
-            schema=ContextSchema((variable,)),
-            categories=categories[:, None],
-            numbers=corpus.numbers[:, :0],
-            vectors=(),
-            words=(),
-            prompts=(),
-        )
 
-
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """A corpus, and the indices of its train, tune and test texts."""
 
     corpus: Corpus
@@ -108,8 +88,7 @@ class Split:
     test: Ids
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """The row of estimates for a column, and what the test texts say about its value."""
 
     column: LabelColumn
@@ -163,7 +142,10 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY))
     names = list(dict.fromkeys([data.text, *(parse_column(text).name for text in data.columns)]))
     table, row_count = sample(source, names, rows, seed)
-    corpus = _drop_empty_texts(prepare(table, config), table.name)
+    corpus = prepare(table, config)
+    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
+    if len(corpus) < MIN_TEXTS:
+        raise UserError(f"{table.name}: expected at least {MIN_TEXTS} rows with a text, got {len(corpus)}")
     held_out = min(MAX_HELD_OUT, max(4, int(HELD_OUT * len(corpus))))
     tune, test, train = np.split(np.random.default_rng(seed).permutation(len(corpus)), [held_out // 2, held_out])
     split, targets_per_text = Split(corpus, train, tune, test), corpus.target_count / len(corpus)
@@ -191,37 +173,19 @@ def sample(source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: i
     """Draw at most `rows` rows of a table uniformly; return them as a table, and the number of rows of the source.
 
     The source is read once, and the rows keep their order. Each row gets a random key; the rows with the lowest keys
-    are selected. Messages about the sample say that they count its rows, not those of the source.
+    are selected.
     """
-    table = open_table(source)
-    generator, key_limit, row_count = np.random.default_rng(seed), 1.0, 0
-    first_column = columns[0]
+    table, generator, keys, row_count = open_table(source), np.random.default_rng(seed), np.zeros(0), 0
     selected: dict[str, list[Any]] = {name: [] for name in columns}
-    keys = np.zeros(0)
     for chunk in table.chunks(columns):
-        chunk_keys = generator.random(len(chunk[first_column]))
+        chunk_keys = generator.random(len(chunk[columns[0]]))
         row_count += len(chunk_keys)
-        added_rows = np.flatnonzero(chunk_keys < key_limit)
-        for name in selected:
-            selected[name] += [chunk[name][row] for row in added_rows]
-        keys = np.append(keys, chunk_keys[added_rows])
-        if len(keys) > rows:
-            key_limit = float(np.partition(keys, rows)[rows])
-            remaining_rows = np.flatnonzero(keys < key_limit)
-            selected = {name: [values[row] for row in remaining_rows] for name, values in selected.items()}
-            keys = keys[remaining_rows]
+        keys = np.append(keys, chunk_keys)
+        is_low = keys <= np.partition(keys, rows - 1)[rows - 1] if len(keys) > rows else np.ones(len(keys), dtype=bool)
+        keys = keys[is_low]
+        selected = {name: list(compress(selected[name] + list(chunk[name]), is_low)) for name in selected}
     name = table.name if row_count <= rows else f"sample of {table.name} ({rows:,} of {row_count:,} rows)"
     return replace(open_table(selected), name=name), row_count
-
-
-def _drop_empty_texts(corpus: Corpus, name: str) -> Corpus:
-    """Return the texts that are not empty."""
-    if len(corpus) < MIN_ROWS:
-        raise UserError(f"{name}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
-    corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
-    if len(corpus) < MIN_TEXTS:
-        raise UserError(f"{name}: expected at least {MIN_TEXTS} rows with a text, got {len(corpus)}")
-    return corpus
 
 
 def label_columns(corpus: Corpus) -> list[LabelColumn]:
@@ -254,40 +218,32 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
 
 def _bin_numbers(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
     """Label a numeric column with its quantile ranges, or with its distinct values if there are at most `BINS`."""
-    is_missing = np.isnan(numbers)
-    present_numbers = numbers[~is_missing]
+    present_numbers = numbers[~np.isnan(numbers)]
     edges = np.unique(present_numbers)
-    is_binned = len(edges) > BINS
-    if is_binned:
+    if len(edges) > BINS:
         edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, BINS + 1)[:-1]))
-    labels = np.where(is_missing, len(edges), np.searchsorted(edges, numbers, side="right") - 1)
-    values = tuple(f"from {edge:.4g}" for edge in edges)
-    return LabelColumn(variable.name, variable.kind, values, labels, is_binned=is_binned)
+    labels = np.where(np.isnan(numbers), len(edges), np.searchsorted(edges, numbers, side="right") - 1)
+    return LabelColumn(variable.name, variable.kind, tuple(f"from {edge:.4g}" for edge in edges), labels)
 
 
 def _estimate(split: Split, column: LabelColumn, targets_per_text: float) -> Estimate:
-    """Return the estimates for one column from a classifier of its values."""
     size = len(column.values)
     counts = np.bincount(column.labels[split.train], minlength=size + 1)[:size]
     log_prior = np.log((counts + 0.5) / (counts + 0.5).sum())
     tune_labels, test_labels = column.labels[split.tune], column.labels[split.test]
-    classify = _linear_log_posteriors if 2 <= size <= MAX_VALUES else _naive_bayes_log_posteriors
-    tune, test = classify(split, column, log_prior) if size > 1 else (np.zeros((len(split.tune), 1)), log_prior[None])
+    classify = _linear_log_posteriors if size <= MAX_VALUES else _naive_bayes_log_posteriors
+    tune, test = np.zeros((len(split.tune), size)), np.zeros((len(split.test), size))
+    if size > 1:
+        tune, test = classify(split, column, log_prior)
     is_labelled = tune_labels < size
     temperature = fit_temperature(tune[is_labelled], tune_labels[is_labelled], log_prior)
-    log_posterior = np.broadcast_to(apply_temperature(test, temperature, log_prior), (len(split.test), size))
+    log_posterior = apply_temperature(test, temperature, log_prior)
     information = _information(log_posterior, log_prior, test_labels)
     nats = max(0.0, float(information.mean()))
-    is_frequent = (test_labels >= column.first_label) & (test_labels < size)
     frequent_counts = counts[column.first_label :]
-    accuracy = math.nan
-    if is_frequent.any():
-        predictions = log_posterior[:, column.first_label :].argmax(1) + column.first_label
-        accuracy = float((predictions == test_labels)[is_frequent].mean())
     row = {
         "column": column.name,
         "kind": column.kind,
-        "is_binned": column.is_binned,
         "values": len(frequent_counts),
         "rare_values": column.rare,
         "texts_per_value": float(np.median(frequent_counts)) if len(frequent_counts) else 0.0,
@@ -295,8 +251,6 @@ def _estimate(split: Split, column: LabelColumn, targets_per_text: float) -> Est
         "missing": float((column.labels == size).mean()),
         "entropy": float(-(np.exp(log_prior) * log_prior).sum()),
         "information": nats,
-        "accuracy": accuracy,
-        "majority": float(max(frequent_counts, default=math.nan) / max(1, frequent_counts.sum())),
         "gain": expected_gain(nats / targets_per_text),
         "is_significant": bool(nats > 2 * information.std() / math.sqrt(len(information))),
     }
@@ -312,8 +266,12 @@ def _information(log_posterior: Floats, log_prior: Floats, labels: Ids) -> Float
 
 
 def _linear_log_posteriors(split: Split, column: LabelColumn, log_prior: Floats) -> tuple[Floats, Floats]:
-    """Return the log posteriors (B, K) of the linear classifier for the tune and the test texts."""
-    corpus = column.only_context_of(split.corpus)
+    # Category v + 1 is the value v, because category 0 is the unknown value, and -1 a missing one.
+    counts = (0, *([1] * len(column.values)))
+    schema = ContextSchema((Variable("value", "category", values=("", *column.values), counts=counts),))
+    categories = np.where(column.labels == len(column.values), -1, column.labels + 1).astype(np.int32)[:, None]
+    nothing: Any = {"numbers": split.corpus.numbers[:, :0], "vectors": (), "words": (), "prompts": ()}
+    corpus = replace(split.corpus, schema=schema, categories=categories, **nothing)
     classifier = LinearClassifier.fit(corpus.select(split.train[:MAX_LINEAR_TEXTS]), "value")
     return classifier.log_probs(corpus.select(split.tune)), classifier.log_probs(corpus.select(split.test))
 
@@ -325,31 +283,30 @@ def _naive_bayes_log_posteriors(split: Split, column: LabelColumn, log_prior: Fl
 
     The pseudo-count alpha has the highest likelihood on the tune texts.
     """
-    from scipy.sparse import csr_array
-
     corpus, size = split.corpus, len(column.values)
     order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else 1
     ngrams, _ = choose_ngrams(corpus.select(split.train), order, 0, MAX_COUNTS // size)
 
-    labels = column.labels[split.train]
-    rows = np.flatnonzero(labels < size)
+    labels, tune_labels = column.labels[split.train], column.labels[split.tune]
+    is_labelled, rows = tune_labels < size, np.flatnonzero(labels < size)
     one_hot = csr_array((np.ones(len(rows), np.float32), (labels[rows], rows)), (size, len(labels)))
     parts = (corpus.select(rows) for rows in (split.train, split.tune, split.test))
     train, tune, test = (count_ngrams(part, order, ngrams) for part in parts)
     value_counts = (one_hot @ train).toarray()  # (K, V)
     totals, shares = value_counts.sum(1, keepdims=True), np.asarray(train.sum(0)) / max(1.0, train.sum())
-    tune_labels = column.labels[split.tune]
-    best_nats, best = -math.inf, (log_prior[None], log_prior[None])
-    for alpha in PSEUDO_COUNTS:
+
+    def posterior(part: Any, alpha: float) -> Floats:
         log_ratios = np.log((value_counts + alpha * shares) / ((totals + alpha) * shares)).T.astype(np.float32)
-        tune_posterior = normalize(log_prior + tune @ log_ratios)
-        is_labelled = tune_labels < size
-        temperature = fit_temperature(tune_posterior[is_labelled], tune_labels[is_labelled], log_prior)
-        tempered = apply_temperature(tune_posterior, temperature, log_prior)
-        nats = float(_information(tempered, log_prior, tune_labels).mean())
-        if nats > best_nats:
-            best_nats, best = nats, (tune_posterior, normalize(log_prior + test @ log_ratios))
-    return best
+        return np.asarray(log_softmax(log_prior + part @ log_ratios, axis=1))
+
+    def tune_information(alpha: float) -> float:
+        log_posterior = posterior(tune, alpha)
+        temperature = fit_temperature(log_posterior[is_labelled], tune_labels[is_labelled], log_prior)
+        tempered = apply_temperature(log_posterior, temperature, log_prior)
+        return float(_information(tempered, log_prior, tune_labels).mean())
+
+    best_alpha = max(PSEUDO_COUNTS, key=tune_information)
+    return posterior(tune, best_alpha), posterior(test, best_alpha)
 
 
 def _added_information(split: Split, estimate: Estimate, stronger: Sequence[Estimate]) -> float:
@@ -362,7 +319,7 @@ def _added_information(split: Split, estimate: Estimate, stronger: Sequence[Esti
         np.add.at(pairs, (other_labels[split.train], labels[split.train]), 1)
         pairs = pairs[:, :size] + PAIR_PSEUDO_COUNT * np.exp(estimate.log_prior)
         log_prior = np.log(pairs / pairs.sum(1, keepdims=True))[other_labels[split.test]]
-        log_posterior = normalize(estimate.log_posterior + log_prior - estimate.log_prior)
+        log_posterior = log_softmax(estimate.log_posterior + log_prior - estimate.log_prior, axis=1)
         added.append(float(_information(log_posterior, log_prior, labels[split.test]).mean()))
     return max(0.0, min(added))
 

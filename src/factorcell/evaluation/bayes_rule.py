@@ -2,14 +2,7 @@
 
     p(candidate | text) ~ p(text | candidate) ** (1 / T) p(candidate)                       (TACL 2018, equation 7)
 
-The sign ~ means "proportional to". p(candidate) may depend on the other context of a text. The posterior of a language
-model is usually overconfident, because Bayes' rule counts each token as independent evidence. A temperature T above 1
-reduces the confidence (Guo et al. 2017). T does not change the prior; with a uniform prior, T does not change
-predictions.
-
-The confidence of a prediction is the posterior probability of the predicted candidate. The calibration error is the
-mean of |accuracy - mean confidence| over bins of texts with similar confidence, weighted by the numbers of texts.
-
+A temperature T above 1 reduces the confidence of language models, which is usually too high (Guo et al. 2017).
 Shapes: B texts, K candidates.
 """
 
@@ -20,11 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from factorcell.data.columns.rows import ResultRows
+from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError
-from factorcell.evaluation.text_figures import Ratios, TextSums, accuracy_sums
-from factorcell.io.lazy import LazyMethod
+from factorcell.evaluation.text_figures import Ratios, TextSums, accuracy_sums, prediction_fields
+from factorcell.runs.run import Run
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
@@ -43,9 +38,6 @@ class Classification:
         names: The candidates (K).
         log_posterior: log p(candidate given text) in nats (B, K).
         truth: The index of the true candidate of each text (B,), -1 for a text without one.
-        is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
-            texts count as negatives in the AUC.
-        true_values: The true value of each text, also if it is not a candidate (B,); None if these values are unknown.
         priors: The name of the priors, such as "uniform".
         samples: The number of sampled tokens of the softmax; 0 if the softmax is exact.
         combination_weights: The weights of a combination of several classifiers, by their names; None for other
@@ -63,8 +55,6 @@ class Classification:
     names: tuple[str, ...]
     log_posterior: Floats
     truth: NDArray[np.int64]
-    is_distractor: NDArray[np.bool_]
-    true_values: Sequence[str | None] | None = None
     priors: str = "uniform"
     samples: int = 0
     combination_weights: Mapping[str, float] | None = None
@@ -73,8 +63,6 @@ class Classification:
     log_prior: Floats | None = None
     temperature: float | None = None
     truncated: NDArray[np.bool_] | None = None
-
-    _repr_html_ = LazyMethod("classification_html", "factorcell.reports.notebook")
 
     @property
     def name(self) -> str:
@@ -121,17 +109,12 @@ class Classification:
     def rows(self) -> ResultRows:
         """Return one row per text: `row` (from zero), `predicted`, `true` (or None) and `probabilities` by candidate.
 
-        `true` is the value in the table, which may not be a candidate.
         Rows also have `truncated` (whether only the first `max_tokens` tokens were read) unless this is unknown.
         """
         rows = ResultRows()
+        names = (*self.names, None)  # the index -1 stands for no candidate
         for index, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
-            candidate = self.names[self.truth[index]] if self.truth[index] >= 0 else None
-            row = {
-                "row": index,
-                "predicted": self.names[predicted],
-                "true": candidate if self.true_values is None else self.true_values[index],
-            }
+            row = {"row": index, "predicted": names[predicted], "true": names[self.truth[index]]}
             row |= {} if self.truncated is None else {"truncated": bool(self.truncated[index])}
             pairs = zip(self.names, probabilities.tolist(), strict=True)
             rows.append({**row, "probabilities": {name: float(f"{probability:.6g}") for name, probability in pairs}})
@@ -148,7 +131,7 @@ class Classification:
         """Return a copy with normalized log priors (K,) or (B, K) and their name `priors`, such as "training"."""
         if self.log_prior is not None or self.temperature is not None:
             raise UserError("priors: expected a classification with a uniform prior and temperature 1")
-        log_posterior = normalize(self.log_posterior + log_prior)
+        log_posterior = log_softmax(self.log_posterior + log_prior, axis=1)
         return replace(self, log_posterior=log_posterior, log_prior=log_prior, priors=priors)
 
     def at_temperature(self, temperature: float) -> "Classification":
@@ -178,14 +161,13 @@ class Classification:
         of the linear baseline or None. `others` has a row for each of `other_predictions`: its accuracy, and the
         accuracy of this classification minus it, `difference`.
         `majority_value` is the most frequent true value of these texts, which may not be that of the training texts,
-        and `majority` is the accuracy of always predicting it. `left_out` is the number of texts that the metrics omit:
-        `left_out_missing` of them have no true value, `left_out_other` have a true value that is neither a candidate
-        nor a distractor. A metric over zero texts is NaN.
+        and `majority` is the accuracy of always predicting it. `left_out` is the number of texts without a true
+        candidate, which the metrics omit. A metric over zero texts is NaN.
         """
         confusion, is_labelled = self.confusion(), self.truth >= 0
-        is_included = is_labelled | self.is_distractor
         true_counts, predicted_counts = confusion.sum(1), confusion.sum(0)
-        scores = log_odds(self.log_posterior[is_included])
+        log_posterior, truth = self.log_posterior[is_labelled], self.truth[is_labelled]
+        probabilities, scores = np.exp(log_posterior), log_odds(log_posterior)
         values: list[Row] = [
             {
                 "value": name,
@@ -193,7 +175,7 @@ class Classification:
                 "precision": _ratio(confusion[index, index], predicted_counts[index]),
                 "recall": _ratio(confusion[index, index], true_counts[index]),
                 "f1": _ratio(2 * confusion[index, index], true_counts[index] + predicted_counts[index]),
-                "auc": auc(scores[:, index], self.truth[is_included] == index),
+                "auc": auc(scores[:, index], truth == index),
             }
             for index, name in enumerate(self.names)
         ]
@@ -201,31 +183,30 @@ class Classification:
         row: Row = {
             "priors": self.priors,
             "classifier": self.classifier,
-            "texts": int(confusion.sum()),
-            "distractors": int(self.is_distractor.sum()),
+            "texts": len(truth),
+            "truncated": None if self.truncated is None else int(self.truncated.sum()),
+            "left_out": len(self.truth) - len(truth),
+            **self._accuracies(),
+            "majority": _ratio(true_counts.max(), len(truth)),
+            "majority_value": self.names[int(true_counts.argmax())] if len(truth) else None,
+            "macro_f1": _nan_mean([value["f1"] for value in values_with_texts]),
+            "auc": _nan_mean([value["auc"] for value in values_with_texts]),
+            "temperature": self.temperature,
+            "combination_weights": self.combination_weights and dict(self.combination_weights),
+            "calibration_error": calibration_error(probabilities, truth),
+            "mean_confidence": float(probabilities.max(1).mean()) if len(truth) else math.nan,
+            "value_nats": value_nats(log_posterior, truth),
         }
-        row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
-        row["left_out"] = int((~is_included).sum())
-        if self.true_values is not None:
-            is_missing = np.array([value is None for value in self.true_values], dtype=bool)
-            missing_count = int((~is_included & is_missing).sum())
-            row |= {"left_out_missing": missing_count, "left_out_other": row["left_out"] - missing_count}
-        row |= self._accuracies()
-        row["majority"] = _ratio(true_counts.max(), confusion.sum())
-        row["majority_value"] = self.names[int(true_counts.argmax())] if self.has_labels else None
-        row["macro_f1"] = _nan_mean([value["f1"] for value in values_with_texts])
-        row["auc"] = _nan_mean([value["auc"] for value in values_with_texts])
-        row |= {} if self.temperature is None else {"temperature": self.temperature}
-        if self.combination_weights is not None:
-            row["combination_weights"] = dict(self.combination_weights)
-        probabilities, truth = self.probabilities[is_labelled], self.truth[is_labelled]
-        row["calibration_error"] = calibration_error(probabilities, truth)
-        row["mean_confidence"] = float(probabilities.max(1).mean()) if len(truth) else math.nan
-        row["value_nats"] = value_nats(self.log_posterior[is_labelled], truth)
         return {**row, "values": values}
 
+    def result_row(self, run: Run, table: Any, target: str) -> Row:
+        """Return the row of this classification by a run, which `save_result` saves; `target` may describe points."""
+        confusion = {"labels": list(self.names), "counts": self.confusion().tolist()}
+        identity = {"kind": "classify", "table": table_name(table), "target": target, **prediction_fields(run)}
+        metrics = {name: value for name, value in self.metrics().items() if name != "others"}
+        return {**identity, "samples": self.samples, **metrics, "confusion": confusion}
+
     def _accuracies(self) -> Row:
-        """Return the entries of `metrics` about accuracies, with intervals over texts."""
         if not self.has_labels:
             return {"accuracy": math.nan, "linear_accuracy": None, "others": []}
         predictions = self.other_predictions.values()
@@ -248,7 +229,6 @@ def apply_bayes_rule(
     names: Sequence[str],
     log_likelihoods: Floats,
     truth: Sequence[str | None],
-    distractors: Sequence[str] = (),
     truncated: NDArray[np.bool_] | None = None,
 ) -> Classification:
     """Classify texts by Bayes' rule with a uniform prior.
@@ -257,19 +237,11 @@ def apply_bayes_rule(
         names: The candidates (K).
         log_likelihoods: log p(text given candidate) in nats (B, K).
         truth: The true value of each text (B,), None if it has none.
-        distractors: Values that are not candidates; their texts count as negatives in the AUC.
         truncated: Whether each text was cut (B,).
     """
     index_of = {name: index for index, name in enumerate(names)}
     true_indices = np.array([-1 if name is None else index_of.get(name, -1) for name in truth], dtype=np.int64)
-    is_distractor = np.isin(np.array(truth, dtype=object), list(distractors))
-    return Classification(
-        names=tuple(names),
-        log_posterior=normalize(log_likelihoods),
-        truth=true_indices,
-        is_distractor=is_distractor,
-        truncated=truncated,
-    )
+    return Classification(tuple(names), log_softmax(log_likelihoods, axis=1), true_indices, truncated=truncated)
 
 
 def text_accuracies(result: Classification) -> TextSums:
@@ -316,7 +288,11 @@ def auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
 
 
 def calibration_error(probabilities: Floats, truth: NDArray[np.int64]) -> float:
-    """Return the calibration error of the posterior `probabilities` (B, K) for the true candidates `truth` (B,)."""
+    """Return the calibration error of the posterior `probabilities` (B, K) for the true candidates `truth` (B,).
+
+    It is the mean of |accuracy - mean confidence| over bins of texts with similar confidence, weighted by the numbers
+    of texts; the confidence of a prediction is the posterior probability of the predicted candidate.
+    """
     if not len(truth):
         return math.nan
     confidence, is_correct = probabilities.max(1), probabilities.argmax(1) == truth
@@ -336,15 +312,9 @@ def apply_temperature(log_posterior: Floats, temperature: float, log_prior: Floa
     `log_posterior` (B, K) is at temperature 1 and need not be normalized. `log_prior` (K,) or (B, K) is the prior that
     it contains, or None for a uniform prior.
     """
-    finite_log_prior = _finite_log_prior(log_prior)
-    log_joint = (log_posterior - finite_log_prior) / temperature + finite_log_prior
-    return normalize(log_joint)
-
-
-def normalize(log_probs: Floats) -> Floats:
-    """Return log probabilities (B, K) that are shifted so that the probabilities of each row sum to 1."""
-    largest = log_probs.max(1, keepdims=True)
-    return np.asarray(log_probs - largest - np.log(np.exp(log_probs - largest).sum(1, keepdims=True)))
+    # The log posterior of an impossible candidate is minus infinity, whatever is subtracted.
+    finite_log_prior = np.zeros(1) if log_prior is None else np.where(np.isneginf(log_prior), 0.0, log_prior)
+    return np.asarray(log_softmax((log_posterior - finite_log_prior) / temperature + finite_log_prior, axis=1))
 
 
 def to_log_prior(weights: Sequence[float] | NDArray[Any]) -> Floats:
@@ -367,8 +337,3 @@ def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: 
     bounds = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
     result = minimize_scalar(nats, bounds=bounds, method="bounded", options={"xatol": 1e-7})
     return math.exp(result.x)
-
-
-def _finite_log_prior(log_prior: Floats | None) -> Floats:
-    """Return the log priors; 0 for a uniform prior, and for impossible candidates (log posterior minus infinity)."""
-    return np.zeros(1) if log_prior is None else np.where(np.isneginf(log_prior), 0.0, log_prior)

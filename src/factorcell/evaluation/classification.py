@@ -1,9 +1,6 @@
 """Generative classification: choose the context that maximizes p(text given context) p(context) (TACL 2018, eq. 7).
 
-Candidates are the values of a categorical variable, or named points of numeric variables, such as cities (section 4.3).
-The prior p(context) of values is conditional on the other context of a text (`baselines`), the frequencies of
-the values in training, or uniform; that of points is uniform.
-
+Candidates are the values of a categorical variable, or named points of numeric variables, such as cities.
 Shapes: B texts, K candidates, N numeric variables.
 """
 
@@ -15,34 +12,34 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from factorcell.config import DataConfig
-from factorcell.data.columns.rows import category_names, distinct_category_names, key_by_category_name, to_texts
+from factorcell.data.columns.rows import (
+    category_names,
+    distinct_category_names,
+    key_by_category_name,
+    to_rows,
+    to_texts,
+)
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.columns.values import category_name, category_name_or_none, to_number
 from factorcell.data.corpus import Corpus
 from factorcell.data.tables.chunks import format_names
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.baselines import (
-    applicable_prior,
-    load_baselines,
-    load_priors,
-    missing_baseline,
-    training_log_prior,
-)
+from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import (
     CONTEXT_CLASSIFIER,
     LIKELIHOOD,
     LINEAR_BASELINE,
     Classification,
     apply_bayes_rule,
-    normalize,
     value_nats,
 )
-from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
+from factorcell.evaluation.diagnostics import report_evaluation
 from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
-from factorcell.evaluation.linear_classifier import LinearClassifier
+from factorcell.evaluation.linear_classifier import BASELINES_FILE, PRIORS_FILE, LinearClassifier
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.options import limits
 from factorcell.options.limits import PRIORS
@@ -60,31 +57,27 @@ def classify(
     target: str,
     *,
     values: Sequence[Any] = (),
-    distractors: Sequence[Any] = (),
     priors: str = "conditional",
     unknown: str = "group",
     samples: int = 0,
-    seed: int = 0,
     proposal: str = "rank",
     calibrate: Any = None,
     combine: bool = False,
 ) -> Classification:
     """Classify texts by the values of a categorical variable.
 
-    A text need not have a true value of the variable. Texts are cut after `max_tokens` tokens, as in training.
+    Texts are cut after `max_tokens` tokens, as in training.
 
     Args:
         run: An adapted run.
-        source: The texts, with the other context columns of the run.
+        source: The texts, with the other context columns of the run; a text need not have a true value.
         target: The name of the variable.
         values: The candidates; by default all values of the variable. The metrics omit texts with other values.
-        distractors: Values that are not candidates; their texts count as negatives in the AUC.
         priors: "conditional" (given the other context of each text, as estimated in training), "training" (the
             frequencies in training) or "uniform". If `source` has no other context column, or the run has no
             conditional prior, "conditional" means "training". `Classification.with_priors` accepts other priors.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
-        seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
         calibrate: A table of held-out texts with true values, on which the temperature or the combination is fitted.
         combine: Whether to combine the model with the linear baseline of the run.
@@ -94,8 +87,8 @@ def classify(
         alone, and of the linear baseline of the run. Its metrics are NaN if no text has a true value.
 
     Raises:
-        UserError: The run is not adapted, there are fewer than two candidates and distractors, `calibrate` has no text
-            with a candidate, or `combine` lacks `calibrate` or a linear baseline.
+        UserError: The run is not adapted, there are fewer than two candidates, `calibrate` has no text with a
+            candidate, or `combine` lacks `calibrate` or a linear baseline.
 
     References:
         Jaech and Ostendorf, TACL 2018, equation 7.
@@ -103,21 +96,23 @@ def classify(
     check_choice("priors", priors, PRIORS)
     check_adapted(run)
     variable = category_variable(run.schema, target)
-    distractors = distinct_category_names(distractors, "distractors")
-    names = _candidate_names(run, variable, values, distractors)
-    classifiers = {LINEAR_BASELINE: load_baselines(run.folder, run.schema).get(target)}
+    names = _candidate_names(run, variable, values)
+    classifiers = {LINEAR_BASELINE: linear_classifier.load(run.folder / BASELINES_FILE, run.schema).get(target)}
     if calibrate is not None:
         require_labels(calibrate, variable, names, run.config.data, CALIBRATION_REASON)
-    if combine:
-        _check_combination(run, target, calibrate, classifiers[LINEAR_BASELINE])
+    if combine and calibrate is None:
+        problem = "expected a table of held-out texts with values, on which its weights are fitted, got none"
+        raise UserError(f"combination: {problem}; add --calibrate DEV (in Python: calibrate)")
+    if combine and classifiers[LINEAR_BASELINE] is None:
+        raise UserError(f"combination: {linear_classifier.missing_baseline(run, target)}")
     tables = [source] if calibrate is None else [source, calibrate]
     corpora = [run.prepare(table, unknown=unknown, optional=(target,)) for table in tables]
-    report_repeated_texts(run, corpora[0])
-    report_run(run)
-    classifiers["conditional"] = applicable_prior(load_priors(run.folder, run.schema), target, _columns(source))
+    report_evaluation(run, corpora[0])
+    conditional_priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
+    classifiers["conditional"] = linear_classifier.applicable_prior(conditional_priors, target, _columns(source))
     if priors == "conditional" and classifiers[priors] is None:
         priors = "training"
-    sampling = {"samples": samples, "seed": seed, "proposal": proposal}
+    sampling: dict[str, Any] = {"samples": samples, "proposal": proposal}
     results, *held_out = (
         _classify_texts(run, table, corpus, variable, names, classifiers, sampling)
         for table, corpus in zip(tables, corpora, strict=True)
@@ -127,8 +122,7 @@ def classify(
         result = _combine(results, held_out[0], priors)
     elif held_out:
         result = result.at_temperature(held_out[0][priors].fitted_temperature())
-    is_distractor = np.isin(np.array(result.true_values, dtype=object), distractors)
-    return replace(result, is_distractor=is_distractor, other_predictions=_other_predictions(result, results))
+    return replace(result, other_predictions=_other_predictions(result, results))
 
 
 def _classify_texts(
@@ -144,13 +138,12 @@ def _classify_texts(
     likelihoods = log_likelihoods(run, corpus, [{variable.name: name} for name in names], **sampling)
     has_values = variable.source_column in _columns(source)
     truth = _read_category_names(source, variable.source_column) if has_values else [None] * len(corpus)
-    result = apply_bayes_rule(names, likelihoods, truth, truncated=corpus.truncated)
-    key = texts_digest(corpus, variable.name, *names)
-    uniform = replace(result, true_values=truth, key=key, samples=sampling["samples"])
+    result = apply_bayes_rule(names, likelihoods, truth, corpus.truncated)
+    uniform = replace(result, key=texts_digest(corpus, variable.name, *names), samples=sampling["samples"])
     results = {}
     if (prior := classifiers["conditional"]) is not None:
         results["conditional"] = uniform.with_log_prior(prior.candidate_log_probs(corpus, names), "conditional")
-    results["training"] = uniform.with_log_prior(training_log_prior(variable, names), "training")
+    results["training"] = uniform.with_log_prior(linear_classifier.training_log_prior(variable, names), "training")
     results["uniform"] = uniform
     if (linear := classifiers[LINEAR_BASELINE]) is not None:
         results[LINEAR_BASELINE] = replace(uniform, log_posterior=linear.candidate_log_probs(corpus, names))
@@ -168,15 +161,12 @@ def _other_predictions(result: Classification, results: Mapping[str, Classificat
     return {name: predicted for name, predicted in others.items() if name != result.name}
 
 
-def _candidate_names(
-    run: Run, variable: Variable, values: Sequence[Any], distractors: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the names of the candidates: `values`, or all values of the variable."""
+def _candidate_names(run: Run, variable: Variable, values: Sequence[Any]) -> tuple[str, ...]:
     names = tuple(distinct_category_names(values, "values") or variable.values[1:])
     for name in names:
         check_value(run, variable, name, variable.values[1:])
-    if (count := len({*names, *distractors})) < 2:
-        raise UserError(f"{variable.name}: expected at least two values (candidates and distractors), got {count}")
+    if len(names) < 2:
+        raise UserError(f"{variable.name}: expected at least two values, got {len(names)}")
     return names
 
 
@@ -188,27 +178,19 @@ def classify_points(
     within: float = math.inf,
     truth: Sequence[Any] | None = None,
     unknown: str = "group",
-    samples: int = 0,
-    seed: int = 0,
-    proposal: str = "rank",
 ) -> Classification:
     """Classify texts by named points of numeric variables, such as cities.
 
-    The true point of a text is the point nearest to the text's own coordinates. Distances are great-circle distances in
-    km if the two variables are latitude and longitude. Otherwise they are Euclidean distances in standard deviations;
-    differences of a periodic variable are taken along the shorter arc.
+    If the variables are a latitude and a longitude, the true point of a text is the point nearest to its coordinates.
 
     Args:
         run: An adapted run.
         source: The texts.
         points: A dict from variable to value for each name, such as `{"Oslo": {"lat": 59.9, "lon": 10.7}}`.
-        within: The maximum distance of a text to its true point. The metrics omit texts that are farther from all
-            points, and texts without coordinates.
+        within: The maximum distance in km of a text to its true point. The metrics omit texts that are farther from
+            all points, and texts without coordinates.
         truth: The names of the true points (B,), None where unknown; by default the nearest points.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
-        samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
-        seed: The seed of the sample.
-        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
 
     Returns:
         The classification.
@@ -227,51 +209,36 @@ def classify_points(
         if set(point) != set(variables):
             raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")
     corpus = run.prepare(source, unknown=unknown, optional=variables)
-    report_repeated_texts(run, corpus)
-    report_run(run)
+    report_evaluation(run, corpus)
     truth = None if truth is None else category_names(truth, "truth", len(corpus))
     names, candidates = list(points), list(points.values())
-    likelihoods = log_likelihoods(run, corpus, candidates, samples=samples, seed=seed, proposal=proposal)
-    if truth is None:
+    likelihoods = log_likelihoods(run, corpus, candidates)
+    if truth is None and [name[:3].lower() for name in variables] == ["lat", "lon"]:
         columns = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
-        text_coordinates = corpus.numbers[:, columns].astype(np.float64)
-        point_coordinates = np.array([[float(point[variable]) for variable in variables] for point in candidates])
-        distances = point_distances(text_coordinates, point_coordinates, variables, run)
+        coordinates = np.array([[float(point[variable]) for variable in variables] for point in candidates])
+        distances = great_circle_distances(corpus.numbers[:, columns].astype(np.float64), coordinates)
         nearest_points = zip(distances.argmin(1), distances.min(1), strict=True)
         truth = [names[index] if distance <= within else None for index, distance in nearest_points]
-    result = apply_bayes_rule(names, likelihoods, truth, truncated=corpus.truncated)
-    return replace(result, key=texts_digest(corpus, *names), samples=samples)
+    truth = [None] * len(corpus) if truth is None else truth
+    result = apply_bayes_rule(names, likelihoods, truth, corpus.truncated)
+    return replace(result, key=texts_digest(corpus, *names))
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:
     """Read named points, as for `classify_points`, from a table with a column `name` and numeric context columns."""
-    table = open_table(path)
-    if "name" not in table.columns or len(table.columns) < 2:
-        raise UserError(f"{path}: expected a column `name` and numeric columns, got {', '.join(table.columns)}")
+    rows = to_rows(path)
+    columns = [column for column in (rows[0] if rows else ()) if column != "name"]
+    if not columns or "name" not in rows[0]:
+        raise UserError(f"{path}: expected rows with a column `name` and numeric columns, got {', '.join(columns)}")
     points: dict[str, dict[str, float]] = {}
-    columns = [column for column in table.columns if column != "name"]
-    for chunk in table.chunks(table.columns):
-        for name, *values in zip(chunk["name"], *(chunk[column] for column in columns), strict=True):
-            point = points[category_name(name)] = {}
-            for column, value in zip(columns, values, strict=True):
-                number = to_number(value)
-                if number is None:
-                    raise UserError(f"{path}: {column} of {name} is not a number")
-                point[column] = number
+    for row in rows:
+        point = points[category_name(row["name"])] = {}
+        for column in columns:
+            number = to_number(row[column])
+            if number is None:
+                raise UserError(f"{path}: {column} of {row['name']} is not a number")
+            point[column] = number
     return points
-
-
-def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
-    """Return the distances (B, K), as defined in `classify_points`, from `texts` (B, N) to `points` (K, N)."""
-    if [name[:3].lower() for name in variables] == ["lat", "lon"]:
-        return great_circle_distances(texts, points)
-    schema_variables = [run.schema.variable(name) for name in variables]
-    periods = np.array([variable.period or math.inf for variable in schema_variables])
-    differences = np.abs(texts[:, None] - points[None]) % periods
-    deviations = np.array([variable.deviation for variable in schema_variables])
-    scaled: Floats = np.minimum(differences, periods - differences) / deviations
-    distances: Floats = np.sqrt((scaled**2).sum(-1))
-    return distances
 
 
 def great_circle_distances(first: Floats, second: Floats) -> Floats:
@@ -285,17 +252,7 @@ def great_circle_distances(first: Floats, second: Floats) -> Floats:
 
 
 def _columns(source: Any) -> tuple[str, ...]:
-    """Return the columns of a table; a list of texts has none."""
     return () if to_texts(source) is not None else open_table(source).columns
-
-
-def _check_combination(run: Run, target: str, calibrate: Any, linear: LinearClassifier | None) -> None:
-    """Raise a `UserError` without a table on which the weights are fitted, or without a linear baseline."""
-    if calibrate is None:
-        problem = "expected a table of held-out texts with values, on which its weights are fitted, got none"
-        raise UserError(f"combination: {problem}; add --calibrate DEV (in Python: calibrate)")
-    if linear is None:
-        raise UserError(f"combination: {missing_baseline(run, target)}")
 
 
 def _combine(
@@ -317,7 +274,8 @@ def _combine(
 
     held_out_terms = {name: term[is_labelled] for name, term in log_probs(held_out).items()}
     weights = fit_combination(held_out_terms, held_out["uniform"].truth[is_labelled])
-    log_posterior = weighted_posterior(weights, log_probs(results))
+    terms = log_probs(results)
+    log_posterior = log_softmax(sum(weight * terms[name] for name, weight in weights.items()), axis=1)
     return replace(results["uniform"], log_posterior=log_posterior, priors=priors, combination_weights=weights)
 
 
@@ -328,15 +286,10 @@ def fit_combination(log_probs: Mapping[str, Floats], truth: NDArray[np.int64]) -
     arrays = np.stack(list(log_probs.values()), axis=-1)  # (B, K, terms)
 
     def loss(weights: Floats) -> float:
-        return value_nats(normalize(arrays @ weights), truth) + float(weights @ weights) / (2 * len(truth))
+        return value_nats(log_softmax(arrays @ weights, axis=1), truth) + float(weights @ weights) / (2 * len(truth))
 
     result = minimize(loss, np.full(len(log_probs), 1 / len(log_probs)), tol=1e-8)
     return dict(zip(log_probs, result.x.tolist(), strict=True))
-
-
-def weighted_posterior(weights: Mapping[str, float], log_probs: Mapping[str, Floats]) -> Floats:
-    """Return the log posterior (B, K) that is proportional to the weighted sum of log probabilities (B, K)."""
-    return normalize(sum((weight * log_probs[name] for name, weight in weights.items()), np.zeros(1)))
 
 
 def category_variable(schema: ContextSchema, target: str) -> Variable:
@@ -351,22 +304,15 @@ def category_variable(schema: ContextSchema, target: str) -> Variable:
     raise UserError(f"{target}: expected a category, got a variable of kind {variable.kind}; {remedy}")
 
 
-def has_labels(source: Any, variable: Variable, names: Sequence[str]) -> bool:
-    """Return whether any text of a table, which may lack the column, has one of the values `names` of `variable`."""
-    column = variable.source_column
-    return column in open_table(source).columns and not set(names).isdisjoint(_read_category_names(source, column))
-
-
 def require_labels(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, reason: str) -> None:
     """Raise a `UserError` unless at least one text of `source` has one of the values `names` of `variable`."""
     table = open_table(source)
     if variable.source_column not in table.columns:
         raise UserError(f"{table.missing_column_error(variable.source_column).message}; {reason}")
-    if not has_labels(source, variable, names):
+    if set(names).isdisjoint(_read_category_names(table, variable.source_column)):
         description = f"any of {len(names):,} users" if variable.source_column == config.user else format_names(names)
         raise UserError(f"{table.name}: no text has a candidate value of {variable.name} ({description}); {reason}")
 
 
 def _read_category_names(source: Any, column: str) -> list[str | None]:
-    """Return the value of each row of a table in `column`, None where it is missing."""
     return [category_name_or_none(value) for chunk in open_table(source).chunks([column]) for value in chunk[column]]

@@ -1,7 +1,4 @@
-"""Comparison of models that were trained once or with several seeds, as one table.
-
-Differences to the first model have confidence intervals over texts and trainings (`text_figures`).
-"""
+"""Comparison of models that were trained once or with several seeds, as one table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +8,7 @@ import numpy as np
 
 from factorcell.bootstrap import Interval
 from factorcell.data.columns.rows import ResultRows
-from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, gain_from_nats
-from factorcell.io.lazy import LazyMethod
+from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, common_texts, gain_from_nats
 from factorcell.io.output import align_columns
 from factorcell.runs.saved_results import (
     BASELINE_ACCURACY,
@@ -38,7 +34,6 @@ COMPARED_FIGURES = {
 }
 GAINS = (UNKNOWN_CONTEXT_GAIN, BASELINE_GAIN)
 DIFFERENCES = (*GAINS, BASELINE_BITS, BASELINE_ACCURACY)
-AVERAGED_FIGURES = (*FIGURES, "minutes")
 NUMBER_FORMATS = {"majority": ".4f", "linear_accuracy": ".4f", "parameters": ",.0f", "minutes": ".2f"}
 TITLES = {name: name for name in ("model", "parameters", "minutes")} | dict(REFERENCES)
 
@@ -54,7 +49,7 @@ class ComparedModel:
 
 
 class Comparison(ResultRows):
-    """One row per model, with differences to the first model; `str` formats it as a table.
+    """One row per model, with differences to the first model; its `repr` is a table.
 
     A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is the mean
     over these, and the standard deviation has the suffix `_deviation`. `gain_over_baseline` (of perplexities),
@@ -65,9 +60,7 @@ class Comparison(ResultRows):
     baseline.
     """
 
-    _repr_html_ = LazyMethod("comparison_html", "factorcell.reports.notebook")
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         cells_of_rows, columns = self.table()
         cell_texts = [[cells.get(name, "-") for name in columns] for cells in cells_of_rows]
         return "\n".join([*align_columns([columns, *cell_texts]), *self.notes()])
@@ -98,39 +91,32 @@ class Comparison(ResultRows):
         return notes
 
 
-def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison:
-    """Compare each model with the first one, with intervals over texts (bootstrapped with `seed`) and over trainings.
+def compare_models(models: Sequence[ComparedModel]) -> Comparison:
+    """Compare each model with the first one, with intervals over texts and over trainings.
 
-    If all models read the same texts, the intervals use the texts that no model omits; otherwise, those that neither
-    the model nor the first one omits.
+    Only models that read the same texts as the first one are compared, on the texts that none of them omits.
     """
     rows = [_average_trainings(model) for model in models]
     for name in COMPARED_FIGURES:
-        _compare_figure(name, models, rows, seed)
+        _compare_figure(name, models, rows)
     return Comparison(rows)
 
 
-def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[Row], seed: int) -> None:
+def _compare_figure(name: str, models: Sequence[ComparedModel], rows: Sequence[Row]) -> None:
     """Add to `rows` the differences in one figure to the first model that has it; mark the best model, if any."""
     difference_name, higher_is_better = COMPARED_FIGURES[name]
-    compared = [(model, row) for model, row in zip(models, rows, strict=True) if row.get(name) is not None]
-    sums_by_model = [_sums(model, name) for model, _ in compared]
-    deterministic = {index for index, (model, _) in enumerate(compared) if model.is_deterministic}
-    joint_ratios = Ratios.from_sums(sums_by_model, seed, deterministic) if len(compared) > 1 else None
-    for index in range(1, len(compared)):
-        ratios, second = joint_ratios, index
-        if ratios is None:  # not all models read the same texts, but this one and the first one may
-            deterministic_in_pair = {side for side, member in enumerate((0, index)) if member in deterministic}
-            ratios = Ratios.from_sums([sums_by_model[0], sums_by_model[index]], seed, deterministic_in_pair)
-            second = 1
-        if ratios is not None:
-            difference = ratios.difference(second, 0) if higher_is_better else ratios.difference(0, second)
-            interval = gain_from_nats(difference) if name == "perplexity" else difference
-            row = compared[index][1]
-            row |= interval.to_row(difference_name)
-            row["baseline"] = {**row.get("baseline", {}), difference_name: compared[0][0].name}
-    best = None if joint_ratios is None else joint_ratios.best_model(higher_is_better)
-    if best is not None:
+    pairs = [(model, row) for model, row in zip(models, rows, strict=True) if row.get(name) is not None]
+    with_figure = [(model, row, _sums(model, name)) for model, row in pairs]
+    compared = [entry for entry in with_figure if common_texts([with_figure[0][2], entry[2]]) is not None]
+    deterministic = {index for index, (model, *_) in enumerate(compared) if model.is_deterministic}
+    ratios = Ratios.from_sums([sums for *_, sums in compared], deterministic)
+    if ratios is None or len(compared) < 2:
+        return
+    for index, (_, row, _) in enumerate(compared[1:], 1):
+        difference = ratios.difference(index, 0) if higher_is_better else ratios.difference(0, index)
+        row |= _difference_row(name, difference)
+        row["baseline"] = {**row.get("baseline", {}), difference_name: compared[0][0].name}
+    if len(compared) == len(with_figure) and (best := ratios.best_model(higher_is_better)) is not None:
         compared[best][1]["ahead"].append(name)
 
 
@@ -146,7 +132,7 @@ def _average_trainings(model: ComparedModel) -> Row:
         row.pop(name, None)
     if len(model.rows) > 1:
         row.pop(UNKNOWN_CONTEXT_GAIN, None)  # of one training
-    for name in AVERAGED_FIGURES:
+    for name in (*FIGURES, "minutes"):
         values = [training[name] for training in model.rows if training.get(name) is not None]
         if len(values) > 1:
             has_geometric_mean = name.startswith("perplexity")
@@ -173,6 +159,11 @@ def difference_to_baseline(model: Figures, baseline: Figures) -> Row:
     row: Row = {}
     for name in ("perplexity", "bits_per_byte"):
         if name in model and name in baseline and (ratios := Ratios.from_sums([[baseline[name]], [model[name]]])):
-            interval: Interval = ratios.difference(0, 1)
-            row |= (gain_from_nats(interval) if name == "perplexity" else interval).to_row(COMPARED_FIGURES[name][0])
+            row |= _difference_row(name, ratios.difference(0, 1))
     return row
+
+
+def _difference_row(name: str, difference: Interval) -> Row:
+    """Return the entries of a row about a difference in a figure; that of log perplexities becomes a gain."""
+    difference_name, _ = COMPARED_FIGURES[name]
+    return (gain_from_nats(difference) if name == "perplexity" else difference).to_row(difference_name)

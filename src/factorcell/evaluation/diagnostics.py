@@ -1,13 +1,10 @@
 """Findings about runs: what makes their predictions, or figures of them, misleading.
 
-Training measures the facts once and writes them to training.json, so that commands that read a run do not repeat this.
-`run_findings` turns these facts into sentences. Each function that shows figures or texts of a run reports them, except
-`Run.score`.
+Training measures the facts and writes them to training.json; `run_findings` turns them into sentences.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +18,10 @@ from factorcell.io.findings import Finding, ranked, report
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import MAX_TEXT_HASHES, Run, describe_unfinished, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
-from factorcell.runs.summary import used_options
 
-# Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
-# trainings of 1 and 8 minutes on hotel reviews, and of 2 and 10 minutes on clothing reviews; 22 % in 0.6 minutes on
-# hotel reviews; and 29 % in 2 minutes on AG News.
 MIN_GAIN = 0.02  # a finding reports a context whose relative gain over an unknown context is certainly smaller
+# Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
+# trainings of hotel reviews for 1 and 8 minutes, 22 % in 0.6 minutes, and 29 % on AG News in 2 minutes.
 MIN_FALL = 0.2
 MIN_REPEATED_SHARE = 0.05  # share of repeated texts that is reported
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
@@ -35,31 +30,29 @@ MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the developm
 Row = dict[str, Any]
 
 
-def report_run(run: Scorer | None, columns: Collection[str] = (), specified: Collection[str] = ()) -> None:
+def report_run(run: Scorer | None, columns: Collection[str] = ()) -> None:
     """Report the findings of `run_findings`."""
-    report(*run_findings(run, columns, specified))
+    report(*run_findings(run, columns))
 
 
-def run_findings(run: Scorer | None, columns: Collection[str] = (), specified: Collection[str] = ()) -> list[Finding]:
+def run_findings(run: Scorer | None, columns: Collection[str] = ()) -> list[Finding]:
     """Return what is doubtful about a run and a request, ranked.
 
     Args:
         run: The model; there are no findings about other models than runs.
         columns: The context columns that a request specifies, or in which its contexts differ.
-        specified: Further columns that all contexts of the request specify.
     """
     if not isinstance(run, Run):
         return []
     try:
         facts = training_facts(run.folder)
-        findings = [*_training_findings(run, facts), *_context_findings(run, facts, columns, specified)]
+        findings = [*_training_findings(run, facts), *_context_findings(run, facts, columns)]
     except UserError as error:
         findings = [Finding("unfinished", f"{run.folder}: its records cannot be read ({error.message})")]
     return ranked(findings)
 
 
 def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
-    """Yield a finding if the training has not ended, or ended too early."""
     unfinished = describe_unfinished(run.folder)
     if unfinished:
         yield Finding("unfinished", f"{run.folder}: {unfinished}")
@@ -85,7 +78,7 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
         yield Finding("weak model", f"{run.folder}: {problem} ({figures}); {remedy}")
 
 
-def _context_findings(run: Run, facts: Row, columns: Collection[str], specified: Collection[str]) -> Iterator[Finding]:
+def _context_findings(run: Run, facts: Row, columns: Collection[str]) -> Iterator[Finding]:
     """Yield findings about the effect of the context, and of those `columns` that a request specifies."""
     if columns and not run.model.is_adapted:
         problem = "no context: this is an unadapted model"
@@ -106,12 +99,6 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str], specified:
                 effect = f"{format_difference(row, UNKNOWN_CONTEXT_GAIN)}, {row['texts']:,} development texts"
                 problem = f"{column} alone does not significantly lower its perplexity ({effect})"
                 yield Finding("column without effect", f"{run.folder}: {problem}; specify other columns too")
-    for dependence in facts.get("dependences", ()):
-        column, target = dependence["column"], dependence["target"]
-        if target in columns and column not in {*columns, *specified}:
-            accuracy = f"accuracy {dependence['accuracy']:.2f} without the text"
-            problem = f"{column} predicts {target} ({accuracy}), but the context does not specify it"
-            yield Finding("dependent columns", f"{run.folder}: {problem}; specify {column} too")
 
 
 def _is_insignificant(row: Row) -> bool:
@@ -124,11 +111,6 @@ def differing_columns(contexts: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns in which contexts differ."""
     names = dict.fromkeys(name for context in contexts for name in context)
     return [name for name in names if any(context.get(name) != contexts[0].get(name) for context in contexts)]
-
-
-def common_columns(contexts: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the columns of which all contexts have a value."""
-    return set.intersection(*map(set, contexts))
 
 
 def unknown_users_finding(run: Scorer, kind_of_text: str) -> Finding:
@@ -186,66 +168,9 @@ def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Fin
     return Finding("repeated texts", f"{problem}, so that their figures are too good; evaluate on other texts")
 
 
-def report_repeated_texts(run: Scorer, corpus: Corpus, name: str = "texts") -> None:
-    """Report if texts to evaluate are training texts of a run; the texts of users repeat those of others."""
+def report_evaluation(run: Scorer, corpus: Corpus) -> None:
+    """Report the findings about a run, and if texts to evaluate are training texts; those of users repeat others."""
     hashes = run.text_hashes() if isinstance(run, Run) and not run.config.data.user else None
-    if hashes is not None and (finding := repeated_texts(corpus, hashes, name)):
+    if hashes is not None and (finding := repeated_texts(corpus, hashes, "texts")):
         report(finding)
-
-
-def classification_findings(run: Run, target: str) -> Iterator[Finding]:
-    """Yield a finding if the other columns predict the target of a classification."""
-    for dependence in training_facts(run.folder).get("dependences", ()):
-        if dependence["target"] == run.schema.variable(target).source_column:
-            problem = f"{dependence['column']} predicts {target} without the text"
-            remedy = f"to classify by the text alone, train a run whose only context column is {target}"
-            yield Finding("dependent columns", f"{problem}; {remedy}")
-
-
-def training_difference(run: Scorer, baseline: Scorer) -> str | None:
-    """Return a sentence about differences between two trainings that a gain includes, in addition to the context.
-
-    These are n-gram counts, the numbers of training texts that the models read, the backbones, and the sizes of
-    embeddings and layers. The result is None without such a difference.
-    """
-    if not (isinstance(run, Run) and isinstance(baseline, Run)):
-        return None
-    facts, baseline_facts = _compared_facts(run), _compared_facts(baseline)
-    texts = [row["training texts"] for row in (facts, baseline_facts) if "training texts" in row]
-    names = [name for name in facts if baseline_facts.get(name, facts[name]) != facts[name]]
-    if not differ(texts):
-        names = [name for name in names if name != "training texts"]
-    if not names:
-        return None
-    differences = "; ".join(f"{name}: {facts[name]}, the baseline {baseline_facts[name]}" for name in names)
-    return f"the trainings differ in more than the context ({differences}), which the difference includes"
-
-
-def _compared_facts(run: Run) -> Row:
-    """Return what `training_difference` compares, by names."""
-    options: Row = {"embedding_size": run.config.model.embedding_size, **asdict(run.config.backbone)}
-    names = [name for name in ("embedding_size", "layers", "hidden_size", "base", "architecture") if name in options]
-    texts = training_texts(run)
-    return {
-        "n-gram counts": "yes" if run.mixture is not None else "no",
-        **({"training texts": texts} if texts else {}),
-        "backbone": run.config.backbone.kind,
-        **{name: options[name] for name in used_options(names, run.config, run.schema)},
-    }
-
-
-def differ(text_counts: Sequence[int]) -> bool:
-    """Return whether the numbers of training texts of several models differ by more than 1 %."""
-    return max(text_counts, default=0) > 1.01 * min(text_counts, default=0)
-
-
-def training_texts(run: Run) -> int | None:
-    """Return the number of texts that training read; None if unknown, or if the run was fine-tuned from another.
-
-    A text that was read in two passes counts twice. Texts are comparable between tokenizers, targets are not.
-    """
-    log, facts = run.log(), training_facts(run.folder)
-    if not log or not facts.get("targets") or facts.get("finetuned"):
-        return None
-    passes = float(log[-1]["tokens"]) / int(facts["targets"])
-    return round(passes * int(facts["texts"]))
+    report_run(run)

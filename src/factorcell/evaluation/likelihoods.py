@@ -1,12 +1,5 @@
 """The likelihoods of texts in candidate contexts, log p(text given candidate), on which classification is based.
 
-The softmax is exact or sampled. A sampled softmax uses one sample of the vocabulary for all texts and candidates, and
-subtracts from the logit of a token the log probability that the sample contains the token (Jean et al. 2015). Tokens
-are sampled from one of two distributions:
-
-    unigram    the frequency of tokens as targets in training, as in the papers (thesis 2018, sections 3.4 and 4.3)
-    rank       a function of the rank in the vocabulary, which is sorted by frequency
-
 Shapes: B texts, K candidates, C categorical variables, N numeric variables.
 """
 
@@ -43,7 +36,6 @@ def log_likelihoods(
     candidates: Sequence[Mapping[str, Any]],
     *,
     samples: int = 0,
-    seed: int = 0,
     proposal: str = "rank",
 ) -> Floats:
     """Compute log p(text given candidate).
@@ -54,7 +46,6 @@ def log_likelihoods(
         candidates: A dict from variable to value for each candidate (K), such as `{"stars": "5"}`. For variables that
             the dict lacks, each text keeps its own values.
         samples: The number of tokens sampled from the vocabulary for the softmax; 0 computes the exact softmax.
-        seed: The seed of the sample.
         proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
 
     Returns:
@@ -64,7 +55,7 @@ def log_likelihoods(
         UserError: The run is not adapted (all candidates would be equally likely), a candidate has an unknown variable
             or value, or the run also reads the column of a candidate as text.
     """
-    samples, seed = limits.check(samples=samples, seed=seed)
+    [samples] = limits.check(samples=samples)
     check_choice("proposal", proposal, PROPOSALS)
     if not candidates:
         raise UserError("candidates: expected at least one, got none")
@@ -72,10 +63,11 @@ def log_likelihoods(
     _check_not_revealed(run, candidates[0])
     if samples and run.mixture is not None:
         raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
-    sampled_tokens = draw_samples(run, samples, seed, proposal) if samples else None
+    sampled_tokens = draw_samples(run, samples, proposal) if samples else None
     encoded = _encode_candidates(run, candidates)
     log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
-    other_values = _other_values(run, corpus, candidates[0])
+    other_categories, other_numbers = (encoded[0][0] == -2).cpu().numpy(), (encoded[1][0] == torch.inf).cpu().numpy()
+    other_values = np.concatenate([corpus.categories[:, other_categories], corpus.numbers[:, other_numbers]], axis=1)
     # If the texts differ in no other context value, each candidate has one context, which is computed only once.
     has_other_kinds = bool(corpus.words or corpus.prompts or corpus.vectors)
     has_one_context = not has_other_kinds and len(np.unique(other_values, axis=0)) == 1
@@ -99,8 +91,12 @@ def log_likelihoods(
     return log_probs
 
 
-def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
-    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones."""
+def draw_samples(run: Run, count: int, proposal: str = "rank", seed: int = 0) -> Samples:
+    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones.
+
+    All texts and candidates share these samples (Jean et al. 2015). `proposal` is "unigram" (the frequency of tokens as
+    targets in training, as in the papers) or "rank" (a function of the rank in the vocabulary).
+    """
     memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
     if proposal == "unigram":
         token_counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
@@ -135,7 +131,6 @@ def _candidate_nats(
 
 
 def _encode_candidates(run: Run, candidates: Sequence[Mapping[str, Any]]) -> Candidates:
-    """Return the values of the candidates as the model reads them."""
     categories = torch.full((len(candidates), len(run.schema.categories)), -2)
     numbers = torch.full((len(candidates), len(run.schema.numbers)), torch.inf)
     for row, candidate in enumerate(candidates):
@@ -166,13 +161,6 @@ def _candidate_contexts(context: Context, candidates: Candidates) -> Context:
         categories=torch.where(categories == -2, repeated_contexts.categories, categories),
         numbers=torch.where(numbers == torch.inf, repeated_contexts.numbers, numbers),
     )
-
-
-def _other_values(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the categories and numbers of all texts for the variables that a candidate lacks, one row per text."""
-    categories = [index for index, variable in enumerate(run.schema.categories) if variable.name not in candidate]
-    numbers = [index for index, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
-    return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
 
 
 def _check_not_revealed(run: Run, candidate: Mapping[str, Any]) -> None:

@@ -2,34 +2,35 @@
 
     log q(v | text, o) = b_v + w_v x(text) + sum_j w_jv x_j(o_j) - log Z
 
-x(text) has the TF-IDF values of the n-grams of a text: 1 + log(count), times the inverse document frequency, divided by
-their Euclidean norm. N-grams have up to 2 words or pieces of words, or up to 5 characters. x_j(o_j) is a one-hot vector
-for a category, a one-hot vector of ranges (quantiles) for a number, the standardized numbers of a vector, or the counts
-of the words of a text, divided by the square root of their number.
-
-The weights of each category and number are shifted so that their mean over the training texts is zero, which changes no
-probability. A missing value, or a value that no training text has, has weight zero: it is read as the mean.
-
-Shapes: B texts, K values of the target, F features.
+A run has two for each category: the linear baseline reads texts and the other columns, the conditional prior only the
+other columns. Shapes: B texts, K values of the target, F features.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack, vstack
+from scipy.special import log_softmax
 from torch import Tensor
 
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.columns.columns import check_columns, with_context
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import count_users
+from factorcell.data.tables.tables import table_name
+from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
-from factorcell.evaluation.bayes_rule import normalize
+from factorcell.evaluation.bayes_rule import Classification, to_log_prior
 from factorcell.io import files
 from factorcell.runs.run import Run
 
@@ -44,6 +45,8 @@ READING_COST = 10  # cost of reading a feature, relative to that of fitting its 
 SMOOTHING = 0.1  # weight of a text without features that each value gets, so that its probability is not zero
 BLOCK_TOKENS = 1 << 19  # tokens of the texts that are classified at once
 
+BASELINES_FILE, PRIORS_FILE = "linear.safetensors", "priors.safetensors"  # of a run folder
+
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
@@ -51,6 +54,11 @@ Ids = NDArray[np.int64]
 @dataclass(frozen=True)
 class LinearClassifier:
     """A logistic regression of a category on the n-grams of texts, on the other context variables, or on both.
+
+    x(text) has the TF-IDF values of the n-grams of a text: 1 + log(count), times the inverse document frequency,
+    divided by their Euclidean norm. N-grams have up to 2 words or pieces of words, or up to 5 characters. x_j(o_j) is a
+    one-hot vector for a category, a one-hot vector of ranges (quantiles) for a number, the standardized numbers of a
+    vector, or the counts of the words of a text, divided by the square root of their number.
 
     Attributes:
         target: The category that it predicts. The values (K,) do not include the unknown value.
@@ -112,8 +120,11 @@ class LinearClassifier:
         return cls(variable, others, order, ngrams, idf, edges, *nothing)._fit_weights(texts)
 
     def _fit_weights(self, texts: Corpus) -> "LinearClassifier":
-        """Return the classifier with the weights that fit these texts."""
-        from scipy.sparse import csr_array, hstack, vstack
+        """Return the classifier with the weights that fit these texts.
+
+        The weights of each category and number are shifted so that their mean over the texts is zero, which changes no
+        probability. A missing value, or a value that no text has, has weight zero: it is read as the mean.
+        """
         from sklearn.linear_model import LogisticRegression
 
         labels, size, blocks = target_labels(texts, self.target.name), len(self.names), self._features(texts)
@@ -134,17 +145,16 @@ class LinearClassifier:
         if size == 2:  # scikit-learn has the weights of the second value relative to the first
             weights, bias = np.append(-weights, weights, axis=1) / 2, np.append(-bias, bias) / 2
         counts = np.asarray(features.sum(0))
-        for variable, rows in zip(self.others, _slices(blocks)[1:], strict=True):
+        parts = zip(self.others, _split(weights, blocks)[1:], _split(counts, blocks)[1:], strict=True)
+        for variable, weights_of_variable, text_counts in parts:
             if variable.kind not in ("text", "vector"):
-                mean = counts[rows] @ weights[rows] / max(1, len(labels))
-                weights[rows] = np.where(counts[rows, None] > 0, weights[rows] - mean, 0.0)
+                mean = text_counts @ weights_of_variable / max(1, len(labels))
+                weights_of_variable[:] = np.where(text_counts[:, None] > 0, weights_of_variable - mean, 0.0)
                 bias += mean
         return replace(self, weights=weights.astype(np.float16), bias=bias.astype(np.float32))
 
     def _features(self, corpus: Corpus) -> list[Any]:
         """Return the sparse features of the n-grams of texts, then those of each variable, a matrix for each."""
-        from scipy.sparse import csr_array
-
         arrays, blocks = _arrays(corpus), [self._tfidf(corpus)]
         for variable in self.others:
             values, width = arrays[variable.name], _width(variable, self.edges)
@@ -163,41 +173,34 @@ class LinearClassifier:
         return blocks
 
     def _tfidf(self, corpus: Corpus) -> Any:
-        """Return the TF-IDF features of texts as a sparse matrix (B, n-grams)."""
         features = count_ngrams(corpus, self.order, self.ngrams)
         features.data = (1 + np.log(features.data)) * self.idf[features.indices]
         norms = np.sqrt(np.asarray(features.power(2).sum(1)))
         features.data /= np.repeat(norms, np.diff(features.indptr))
         return features
 
-    def logits(self, corpus: Corpus) -> list[Floats]:
-        """Return the terms (B, K) of the logits without the bias: that of the n-grams, then that of each variable."""
-        blocks = self._features(corpus)
-        weights = self.weights.astype(np.float32)
-        return [
-            np.asarray(block @ weights[rows], dtype=np.float64)
-            for block, rows in zip(blocks, _slices(blocks), strict=True)
-        ]
-
     def log_probs(self, corpus: Corpus) -> Floats:
         """Return log q(v | text, o) of each value (B, K)."""
-        block_count = 1 + self.order * len(corpus.tokens) // BLOCK_TOKENS
-        blocks = np.array_split(np.arange(len(corpus)), block_count)
-        return np.concatenate(
-            [normalize(sum(self.logits(corpus.select(rows)), self.bias.astype(np.float64))) for rows in blocks]
-        )
+        weights, bias = self.weights.astype(np.float32), self.bias.astype(np.float64)
+        log_probs = []
+        for rows in np.array_split(np.arange(len(corpus)), 1 + self.order * len(corpus.tokens) // BLOCK_TOKENS):
+            blocks = self._features(corpus.select(rows))
+            parts = zip(blocks, _split(weights, blocks), strict=True)
+            logits = sum((np.asarray(block @ part, dtype=np.float64) for block, part in parts), bias)
+            log_probs.append(log_softmax(logits, axis=1))
+        return np.concatenate(log_probs)
 
     def candidate_log_probs(self, corpus: Corpus, names: Sequence[str]) -> Floats:
         """Return the log probabilities (B, candidates) of some values, normalized over these values."""
-        return normalize(self.log_probs(corpus)[:, [self.names.index(name) for name in names]])
+        return np.asarray(log_softmax(self.log_probs(corpus)[:, [self.names.index(name) for name in names]], axis=1))
 
 
 def save(path: Path, classifiers: Mapping[str, LinearClassifier]) -> None:
     """Write the classifiers of a run by target; without classifiers, write no file."""
     tensors: dict[str, Tensor] = {}
     for index, classifier in enumerate(classifiers.values()):
-        arrays: dict[str, NDArray[Any]] = {"weights": classifier.weights, "bias": classifier.bias}
-        arrays |= {"ngrams": classifier.ngrams.view(np.int64), "idf": classifier.idf}
+        arrays: dict[str, NDArray[Any]] = {"ngrams": classifier.ngrams.view(np.int64)}
+        arrays |= {name: getattr(classifier, name) for name in ("idf", "weights", "bias")}
         arrays |= {f"edges.{number}": edges for number, edges in enumerate(classifier.edges.values())}
         tensors |= {f"{index}:{name}": torch.from_numpy(array) for name, array in arrays.items()}
     if tensors:
@@ -210,22 +213,102 @@ def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
     if not path.exists():
         return {}
     tensors, facts = files.load_tensors(path)
+    arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
     classifiers: dict[str, LinearClassifier] = {}
     for index, (target, order) in enumerate(facts["orders"]):
-        weights, bias, ngrams, idf = (
-            tensors[f"{index}:{name}"].numpy() for name in ("weights", "bias", "ngrams", "idf")
-        )
-        others, edges = other_variables(schema, target), {}
-        for number, other in enumerate(ContextSchema(others).numbers):
-            edges[other.name] = tensors.get(f"{index}:edges.{number}", torch.zeros(0)).numpy()
+        ngrams, idf, weights, bias = (arrays[f"{index}:{name}"] for name in ("ngrams", "idf", "weights", "bias"))
+        others = other_variables(schema, target)
+        edges = {
+            other.name: arrays.get(f"{index}:edges.{number}", np.zeros(0, np.float32))
+            for number, other in enumerate(ContextSchema(others).numbers)
+        }
         size = sum((len(idf), *(_width(other, edges) for other in others)))
-        names = [variable.name for variable in schema.categories]
-        if target not in names or weights.shape != (size, len(schema.variable(target).values) - 1):
+        variable = next((variable for variable in schema.categories if variable.name == target), None)
+        if variable is None or weights.shape != (size, len(variable.values) - 1):
             raise UserError(f"{path}: does not belong to this schema; train the run again")
         classifiers[target] = LinearClassifier(
-            schema.variable(target), others, order, ngrams.view(np.uint64), idf, edges, weights, bias
+            variable, others, order, ngrams.view(np.uint64), idf, edges, weights, bias
         )
     return classifiers
+
+
+def save_classifiers(run: Run, train: Corpus, max_cost: float = np.inf) -> None:
+    """Fit the linear baselines and the priors of a run and save them; `max_cost` is that of `LinearClassifier.fit`."""
+    targets, min_users = possible_targets(run), run.config.training.min_users
+    fit = partial(LinearClassifier.fit, train, max_cost=max_cost)
+    baselines = {target: fit(target, min_users=min_users) for target in targets}
+    has_others = len(run.schema.embedded.variables) > 1
+    priors = {target: fit(target, reads_text=False) for target in targets} if has_others else {}
+    save(run.folder / BASELINES_FILE, baselines)
+    save(run.folder / PRIORS_FILE, priors)
+
+
+def missing_baseline(run: Run, target: str) -> str:
+    """Return why a run has no linear baseline of a target, and how to get one."""
+    size = len(run.schema.variable(target).values) - 1
+    remedy = f"`factorcell baseline linear` trains one; training does for 2 to {MAX_VALUES} values"
+    remedy = "train the run again, which fits it" if target in possible_targets(run) else remedy
+    return f"{run.folder}: no linear baseline of {target} ({size:,} values); {remedy}"
+
+
+def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Config:
+    """Return the options of `config` for texts, with column `target`, a category, before the columns of `context`."""
+    if target in [parse_column(column).name for column in context]:
+        raise UserError(f"context column {target!r}: it is the target; choose other columns")
+    data = with_context(config.data, f"{target}:category", *context)
+    return Config(data=data, tokenizer=config.tokenizer)
+
+
+def read_train_and_test(
+    train_source: Any,
+    test_source: Any,
+    target: str,
+    config: Config,
+    *,
+    context: Sequence[str] = (),
+    tokenizer: Tokenizer | None = None,
+) -> tuple[Corpus, Corpus]:
+    """Read training and test texts with the column `target`, and with the columns `context` (NAME or NAME:KIND)."""
+    config = with_target(config, target, context)
+    check_columns(test_source, config.data)
+    train = prepare(train_source, config, tokenizer=tokenizer, optional=(target,))
+    if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
+        count = config.data.min_context_count
+        raise UserError(f"{target}: expected at least two values with {count} training texts each, got fewer")
+    test = prepare(
+        test_source, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group", optional=(target,)
+    )
+    if not (target_labels(test, target) >= 0).any():
+        hint = "the classifier cannot be evaluated"
+        raise UserError(f"{table_name(test_source)}: no text has a value of {target} that occurs in training; {hint}")
+    return train, test
+
+
+def classify_with_linear_baseline(train: Corpus, test: Corpus) -> Classification:
+    """Train a `LinearClassifier` of the first category of a corpus, and classify the texts of another corpus."""
+    baseline = LinearClassifier.fit(train, train.schema.categories[0].name)
+    return discriminative_classification(test, baseline.log_probs(test))
+
+
+def discriminative_classification(test: Corpus, log_posterior: Floats) -> Classification:
+    """Return a classification of texts by the first category of their schema, from its log posterior (B, K)."""
+    target = test.schema.categories[0]
+    truth = np.maximum(target_labels(test, target.name), -1)
+    return Classification(target.values[1:], log_posterior, truth, truncated=test.truncated)
+
+
+def applicable_prior(
+    priors: Mapping[str, LinearClassifier], target: str, columns: Collection[str]
+) -> LinearClassifier | None:
+    """Return the conditional prior of a target for texts with these context `columns`; None if they have none."""
+    prior = priors.get(target)
+    return prior if prior and any(other.source_column in columns for other in prior.others) else None
+
+
+def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:
+    """Return the log frequencies (K,) of the values `names` in training, among these values; uniform without counts."""
+    counts = np.array([variable.counts_by_value[name] for name in names])
+    return to_log_prior(counts if counts.any() else np.ones(len(names)))
 
 
 def possible_targets(run: Run) -> list[str]:
@@ -242,7 +325,6 @@ def other_variables(schema: ContextSchema, target: str) -> tuple[Variable, ...]:
 
 
 def _width(variable: Variable, edges: Mapping[str, NDArray[np.float32]]) -> int:
-    """Return the number of features of a variable."""
     if variable.kind == "vector":
         return len(variable.means)
     if variable.kind in ("text", "category"):
@@ -257,7 +339,6 @@ def target_labels(corpus: Corpus, target: str) -> Ids:
 
 
 def _arrays(corpus: Corpus) -> dict[str, Any]:
-    """Return the values of each context variable of the texts, by its name."""
     schema = corpus.schema
     columns = [
         *zip(schema.categories, corpus.categories.T, strict=True),
@@ -268,16 +349,12 @@ def _arrays(corpus: Corpus) -> dict[str, Any]:
     return {variable.name: values for variable, values in columns}
 
 
-def _slices(blocks: Sequence[Any]) -> list[slice]:
-    """Return the rows of the weights of each block of features."""
-    ends = np.cumsum([block.shape[1] for block in blocks]).tolist()
-    return [slice(begin, end) for begin, end in pairwise([0, *ends])]
+def _split(rows: NDArray[Any], blocks: Sequence[Any]) -> list[NDArray[Any]]:
+    """Return the rows, such as weights, of each block of features."""
+    return np.split(rows, np.cumsum([block.shape[1] for block in blocks])[:-1])
 
 
 def _one_hot(ids: Ids, size: int) -> Any:
-    """Return a sparse matrix (B, size) with 1 in the column of each id (B,)."""
-    from scipy.sparse import csr_array
-
     return csr_array((np.ones(len(ids), np.float32), ids, np.arange(len(ids) + 1)), (len(ids), size))
 
 
@@ -314,8 +391,6 @@ def text_ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
 
 def count_ngrams(corpus: Corpus, order: int, ngrams: NDArray[np.uint64]) -> Any:
     """Return the counts of the n-grams with these keys in each text as a sparse matrix (B, n-grams)."""
-    from scipy.sparse import csr_array
-
     texts, keys = text_ngrams(corpus, order)
     columns = np.searchsorted(ngrams, keys).clip(max=max(0, len(ngrams) - 1))
     is_read = ngrams[columns] == keys if len(ngrams) else np.zeros(len(keys), dtype=bool)
@@ -329,8 +404,6 @@ def choose_ngrams(
     corpus: Corpus, order: int, min_users: int, max_count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
     """Return the keys of the n-grams that enough texts or users have, at most `max_count`, and their IDF."""
-    from scipy.sparse import csr_array
-
     texts, keys = text_ngrams(corpus, order)
     ngrams, indices = np.unique(keys, return_inverse=True)
     counts = csr_array((np.ones(len(texts), np.float32), (texts, indices)), (len(corpus), len(ngrams)))

@@ -2,33 +2,26 @@
 
     perplexity = exp(sum of nats / number of targets)        bits per byte = sum of nats / (ln 2 * number of bytes)
 
-The sums are over all texts of a table or group; the end of each text is a target. There are two perplexities: over all
-targets, and over in-vocabulary targets only. The bytes are those of the normalized texts in UTF-8. Therefore bits per
-byte are comparable between models with different tokenizers and vocabularies; models whose tokens do not determine the
-texts, such as words, have none.
-
-Shapes: N texts.
+The sums are over all texts of a table or group; the end of each text is a target. Shapes: N texts.
 """
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
 from factorcell.data.columns.rows import ResultRows
 from factorcell.data.columns.values import category_name_or_none, is_missing, natural_order, to_number
 from factorcell.data.corpus import Corpus, is_known_target
-from factorcell.data.tables.tables import open_table
+from factorcell.data.tables.tables import open_table, table_name
 from factorcell.errors import UserError
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.comparison import difference_to_baseline
-from factorcell.evaluation.diagnostics import report_repeated_texts, report_run
-from factorcell.evaluation.text_figures import Figures, Ratios, TextSums
-from factorcell.io.lazy import LazyMethod
+from factorcell.evaluation.diagnostics import report_evaluation, report_run
+from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, prediction_fields
 from factorcell.nn.scoring import Scorer, Tally
 from factorcell.runs.run import Run
 from factorcell.runs.saved_results import BASELINE_BITS, BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN
@@ -60,10 +53,8 @@ class Evaluation:
 
     row: Row
     by: dict[str, ResultRows]
-    figures: Figures
+    figures: Figures = field(repr=False)
     baseline: "Evaluation | None" = None
-
-    _repr_html_ = LazyMethod("evaluation_html", "factorcell.reports.notebook")
 
     @property
     def perplexity(self) -> float:
@@ -87,6 +78,11 @@ class Evaluation:
         It is None without a baseline and columns, and if the vocabularies differ.
         """
         return Interval.from_row(self.row, BASELINE_GAIN) or Interval.from_row(self.row, UNKNOWN_CONTEXT_GAIN)
+
+    def result_row(self, model: Scorer, table: Any) -> Row:
+        """Return the row of this evaluation of a model on a table, which `save_result` saves."""
+        row = {"kind": "evaluate", "table": table_name(table), **prediction_fields(model), **self.row}
+        return {**row, "by": self.by} if self.by else row
 
     def to_pandas(self) -> Any:
         """Return the figures of the table as a `pandas.DataFrame` with one row."""
@@ -121,49 +117,41 @@ def evaluate(
     Raises:
         UserError: The baseline reads the texts differently, or the table has an invalid context value.
     """
-    if baseline is not None and by:
-        check_vocabularies(run, baseline)  # before reading
+    if baseline is not None and by and baseline.tokenizer.tokens != run.tokenizer.tokens:  # before reading
+        problem = "the vocabularies differ, so gains in perplexity cannot be computed"
+        remedy = "remove --by to compare the whole table in bits per byte"
+        raise UserError(f"{baseline.folder} and {run.folder}: {problem}; {remedy}")
     numbers = run.schema.of_kinds("number") if isinstance(run, Run) else ()
     notations = {variable.source_column: variable.notation for variable in numbers}
     groups_by_column = {column: column_groups(source, column, notations.get(column, "")) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
-    report_repeated_texts(run, corpus)
-    for model in (run, baseline):
-        report_run(model)
-    result = _evaluate_corpus(run, corpus)
-    row, figures = result.row, result.figures
-    other_figures, evaluated_baseline, key = None, None, BASELINE_GAIN
+    report_evaluation(run, corpus)
+    report_run(baseline)
+    result = evaluate_corpus(run, corpus)
+    row, sums = result.row, result.figures["perplexity"]
+    other_sums, evaluated_baseline, key = None, None, BASELINE_GAIN
     if baseline is not None:
-        evaluated_baseline = _evaluate_corpus(baseline, _read_for_baseline(run, baseline, corpus, source, unknown))
-        other_figures = evaluated_baseline.figures
-        row |= {"baseline": baseline.folder.name, **difference_to_baseline(figures, other_figures)}
+        evaluated_baseline = evaluate_corpus(baseline, _read_for_baseline(run, baseline, corpus, source, unknown))
+        other_sums = evaluated_baseline.figures["perplexity"]
+        row |= {"baseline": baseline.folder.name, **difference_to_baseline(result.figures, evaluated_baseline.figures)}
         if BASELINE_BITS in row:
             row["bits_per_byte_baseline"] = evaluated_baseline.row["bits_per_byte"]
-    elif by and reads_context(run):
-        other_figures, key = without_context(run, corpus), UNKNOWN_CONTEXT_GAIN
-        row |= gain(figures["perplexity"], other_figures["perplexity"]).to_row(key)
-    if other_figures is not None and key in row:
-        row[PERPLEXITY_OF[key]] = _perplexity(other_figures["perplexity"])
+    elif by and run.reads_context:
+        other_sums, key = sums_without_context(run, corpus), UNKNOWN_CONTEXT_GAIN
+        row |= gain(sums, other_sums).to_row(key)
+    if other_sums is not None and key in row:
+        row[PERPLEXITY_OF[key]] = _perplexity(other_sums)
         row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
-    other_sums = None if other_figures is None else other_figures["perplexity"]
-    rows_by_column = {
-        column: value_rows(figures["perplexity"], other_sums, groups, key)
-        for column, groups in groups_by_column.items()
-    }
-    return Evaluation(row, rows_by_column, figures, evaluated_baseline)
+    rows_by_column = {column: value_rows(sums, other_sums, groups, key) for column, groups in groups_by_column.items()}
+    return Evaluation(row, rows_by_column, result.figures, evaluated_baseline)
 
 
-def _evaluate_corpus(model: Scorer, corpus: Corpus) -> Evaluation:
-    nats = model.nats(corpus)
-    row = {"unit": model.tokenizer.unit, **summary_row(nats, corpus)}
-    return Evaluation(row, {}, text_figures.figures_from_nats(nats, corpus))
-
-
-def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
-    """Return the figures of a table from the nats of all targets of `corpus`."""
-    bits = text_figures.figures_from_nats(nats, corpus).get("bits_per_byte")
-    nats, is_known = nats.astype(np.float64), is_known_target(corpus)
+def evaluate_corpus(model: Scorer, corpus: Corpus) -> Evaluation:
+    """Evaluate a model on texts that it has prepared."""
+    nats, is_known = model.nats(corpus).astype(np.float64), is_known_target(corpus)
+    figures = text_figures.figures_from_nats(nats, corpus)
     row: Row = {
+        "unit": model.tokenizer.unit,
         "texts": len(corpus),
         "truncated": int(corpus.truncated.sum()),
         "targets": len(nats),
@@ -172,35 +160,21 @@ def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
         "perplexity": Tally(float(nats.sum()), len(nats)).perplexity,
         "perplexity_known": Tally(float(nats[is_known].sum()), int(is_known.sum())).perplexity,
     }
-    if bits is not None and bits.denominator[bits.is_included].any():
-        ratios = Ratios.from_sums([[bits]])
-        assert ratios is not None
+    bits = figures.get("bits_per_byte")
+    if bits is not None and bits.denominator[bits.is_included].any() and (ratios := Ratios.from_sums([[bits]])):
         row |= {**ratios.interval(0).to_row("bits_per_byte"), "bits_per_byte_texts": int(bits.is_included.sum())}
-    return row
+    return Evaluation(row, {}, figures)
 
 
-def reads_context(model: Scorer) -> bool:
-    """Return whether the predictions of a model depend on a context."""
-    return model.reads_context if isinstance(model, Run) else bool(model.schema.variables)
-
-
-def without_context(model: Scorer, corpus: Corpus) -> Figures:
-    """Return the figures of every text under `model` with the expected context."""
-    return text_figures.figures_from_nats(model.nats(corpus.without_context(model.schema)), corpus)
-
-
-def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
-    """Raise a `UserError` unless both models predict the same tokens."""
-    if baseline.tokenizer.tokens != run.tokenizer.tokens:
-        problem = "the vocabularies differ, so gains in perplexity cannot be computed"
-        remedy = "remove --by to compare the whole table in bits per byte"
-        raise UserError(f"{baseline.folder} and {run.folder}: {problem}; {remedy}")
+def sums_without_context(model: Scorer, corpus: Corpus) -> TextSums:
+    """Return the contributions of every text to the perplexity of `model` with the expected context."""
+    return text_figures.figures_from_nats(model.nats(corpus.without_context(model.schema)), corpus)["perplexity"]
 
 
 def _read_for_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: Any, unknown: str) -> Corpus:
     """Return the texts of `corpus`, which `run` has prepared, as the baseline reads them."""
     has_same_tokens = baseline.tokenizer.tokens == run.tokenizer.tokens
-    if has_same_tokens and not reads_context(baseline):
+    if has_same_tokens and not baseline.reads_context:
         return corpus.without_context(baseline.schema)
     baseline_corpus = baseline.prepare(source, unknown=unknown)
     if has_same_tokens and text_figures.texts_digest(baseline_corpus) != text_figures.texts_digest(corpus):
@@ -211,16 +185,15 @@ def _read_for_baseline(run: Scorer, baseline: Scorer, corpus: Corpus, source: An
 
 def value_rows(model: TextSums, baseline: TextSums | None, groups: Sequence[str], key: str) -> ResultRows:
     """Return a row of figures for each group of texts; with a baseline, the rows have the gain `key`."""
-    members_by_group: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        members_by_group.setdefault(group, []).append(index)
+    names, group_of_text = np.unique(np.array(groups, dtype=object), return_inverse=True)
     rows = []
-    for group, members in members_by_group.items():
-        model_sums = model.select(np.array(members))
-        row: Row = {"value": group, "count": len(members), "targets": int(model_sums.denominator.sum())}
+    for index, name in enumerate(names):
+        members = np.flatnonzero(group_of_text == index)
+        model_sums = model.select(members)
+        row: Row = {"value": name, "count": len(members), "targets": int(model_sums.denominator.sum())}
         row["perplexity"] = _perplexity(model_sums)
         if baseline is not None:
-            baseline_sums = baseline.select(np.array(members))
+            baseline_sums = baseline.select(members)
             row |= {PERPLEXITY_OF[key]: _perplexity(baseline_sums), **gain(model_sums, baseline_sums).to_row(key)}
         rows.append(row)
     rows.sort(key=lambda row: (-row["count"], row["value"]))
@@ -233,8 +206,8 @@ def _perplexity(sums: TextSums) -> float:
 
 
 def gain(model: TextSums, baseline: TextSums) -> Interval:
-    """Return the relative reduction of the perplexity from `baseline` to `model`; both must have the same texts."""
-    ratios = Ratios.from_sums([[baseline], [model]])
+    """Return the relative reduction of the perplexity from `baseline` to `model`, two models of the same texts."""
+    ratios = Ratios.from_sums([[baseline], [model._replace(key=baseline.key)]])
     assert ratios is not None
     return text_figures.gain_from_nats(ratios.difference(0, 1))
 
@@ -308,20 +281,14 @@ def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
         adapted_sums = text_figures.figures_from_nats(run.nats(sample), sample)["perplexity"]
     else:
         adapted_sums = saved_sums.select(indices)
-    baseline_sums = without_context(run, sample)["perplexity"]
-    row: Row = {"texts": len(sample), **_gain_of_same_texts(adapted_sums, baseline_sums)}
+    baseline_sums = sums_without_context(run, sample)
+    row: Row = {"texts": len(sample), **gain(adapted_sums, baseline_sums).to_row(UNKNOWN_CONTEXT_GAIN)}
     if columns := _measure_columns(run, sample, baseline_sums):
         row["columns"] = columns
     return {**row, "only_unknown_users": True} if has_only_unknown_users(run, held_out) else row
 
 
-def _gain_of_same_texts(model: TextSums, baseline: TextSums) -> Row:
-    """Return a gain over an unknown context; both figures have the same texts, although their keys may differ."""
-    return gain(model._replace(key=baseline.key), baseline).to_row(UNKNOWN_CONTEXT_GAIN)
-
-
 def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[str, Row]:
-    """Measure the gain of each column of a run with several columns, while the others have their expected values."""
     if len(run.schema.columns()) < 2:
         return {}
     count = min(len(sample), len(sample) * MAX_COLUMN_TARGETS // sample.target_count + 1)
@@ -332,5 +299,5 @@ def _measure_columns(run: Run, sample: Corpus, baseline_sums: TextSums) -> dict[
         corpus = texts.without_context(run.schema, keep=column)
         if column not in categories or (corpus.categories > 0).any():  # 0 is the unknown value
             sums = text_figures.figures_from_nats(run.nats(corpus), texts)["perplexity"]
-            effects[column] = {"texts": len(texts), **_gain_of_same_texts(sums, baseline_sums)}
+            effects[column] = {"texts": len(texts), **gain(sums, baseline_sums).to_row(UNKNOWN_CONTEXT_GAIN)}
     return effects

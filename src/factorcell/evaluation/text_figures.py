@@ -1,26 +1,7 @@
 """Figures of models from the contributions of every text: saved in run folders, and compared with 95 % intervals.
 
-A figure (metric) is a ratio of sums over texts, or the exponential of such a ratio:
-
-    perplexity = exp(sum of nats / sum of targets)        accuracy = correct texts / texts with a true value
-
-The key of a figure is a digest of the texts as the model reads them, without their contexts; that of bits per byte is a
-digest of the normalized texts, which does not depend on the tokenizer. Two models can be compared text by text if the
-keys of their figures are equal. The file `texts-<digest>.safetensors` has the figures of a measurement, where the
-digest is that of the fields that identify its result (`saved_results.IDENTITY`).
-
-A model m that is trained with several seeds s has a figure R_ms for each training; the figure of the model is their
-mean. A bootstrap over texts gives an interval [l, u] of the difference d between two models. If they were trained
-several times, the interval is widened by the standard error e over trainings:
-
-    [d - sqrt((d - l)^2 + (t e)^2), d + sqrt((u - d)^2 + (t e)^2)],    e^2 = v (1 / S_1 + 1 / S_2)
-
-S_1 and S_2 are the numbers of trainings of the two models, v is the pooled variance of R_ms over these trainings, and t
-is the quantile of Student's distribution with S_1 + S_2 - 2 degrees of freedom. This formula combines the confidence
-limits of two independent terms of a sum (Zou and Donner 2008). Deterministic models, such as n-gram models, do not
-contribute to v, e and t.
-
-Shapes: N texts, M models, D bootstrap draws.
+A figure is a ratio of sums over texts, such as accuracy, or the exponential of one, such as perplexity. A model that is
+trained with several seeds has the mean of their figures. Shapes: N texts, M models, D bootstrap draws.
 """
 
 import hashlib
@@ -40,8 +21,11 @@ from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 from factorcell.data.corpus import Corpus, is_known_target, originals_key, target_offsets
 from factorcell.errors import UserError
-from factorcell.io import files
+from factorcell.io import files, lock
 from factorcell.ngram.spelling import spelling_nats
+from factorcell.nn.scoring import Scorer
+from factorcell.runs import saved_results
+from factorcell.runs.run import Run, describe_running
 from factorcell.runs.saved_results import DEVELOPMENT, IDENTITY
 
 LEVEL = 0.95  # confidence level of all intervals
@@ -55,8 +39,9 @@ DEVELOPMENT_RESULT = {"kind": "train", "table": DEVELOPMENT}  # the result of a 
 class TextSums(NamedTuple):
     """The contributions of N texts to the `numerator` (N,) and the `denominator` (N,) of a figure.
 
-    Both arrays are NaN for an omitted text. `key` is a digest of the texts, which is equal for two models if these can
-    be compared text by text.
+    Both arrays are NaN for an omitted text. Two models can be compared text by text if their keys are equal: `key` is a
+    digest of the texts as the model reads them, without their contexts; that of bits per byte is a digest of the
+    normalized texts, which does not depend on the tokenizer.
     """
 
     key: str
@@ -151,6 +136,32 @@ def _path(folder: Path, result: Row) -> Path:
     return folder / f"texts-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.safetensors"
 
 
+def save_result(run: Scorer, row: Row, texts: Figures) -> str | None:
+    """Save a result in the folder of a model, for reports; return a notice if saving fails.
+
+    `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
+    groups of `row` by user are not saved. Nothing is saved while the training of the run is running, because its files
+    change.
+    """
+    if lock.is_locked(run.folder):
+        return f"{run.folder}: the result was not saved in the run folder, because {describe_running(run.folder)}"
+    if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
+        row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
+    try:
+        save(run.folder, texts, row)
+        saved_results.append(run.folder, row)
+    except UserError as error:
+        return f"the result was not saved in the run folder: {error}"
+    return None
+
+
+def prediction_fields(model: Scorer) -> dict[str, Any]:
+    """Return the `precision` of the matrix products of a model, and "mixture" as its `predictor` if it has one."""
+    precision = {"precision": model.precision} if hasattr(model, "precision") else {}
+    is_mixture = isinstance(model, Run) and model.mixture is not None
+    return {**precision, **({"predictor": "mixture"} if is_mixture else {})}
+
+
 @dataclass(frozen=True)
 class Ratios:
     """One figure of M models over the same texts.
@@ -167,25 +178,19 @@ class Ratios:
     text_count: int
 
     @classmethod
-    def from_sums(
-        cls, models: Sequence[Sequence[TextSums]], seed: int = 0, deterministic: Container[int] = ()
-    ) -> "Ratios | None":
+    def from_sums(cls, models: Sequence[Sequence[TextSums]], deterministic: Container[int] = ()) -> "Ratios | None":
         """Compute the figure of each model from the sums of its trainings; None unless all models read the same texts.
 
-        A text that one model omits is omitted for all models. `seed` is the seed of the bootstrap, and `deterministic`
-        has the indices of the deterministic models.
+        A text that one model omits is omitted for all models. `deterministic` has the indices of the deterministic
+        models.
         """
         trainings = [sums for model in models for sums in model]
-        if not all(models) or len({(sums.key, len(sums.denominator)) for sums in trainings}) > 1:
+        is_included = common_texts(models)
+        if is_included is None:
             return None
-        is_included = np.logical_and.reduce([sums.is_included for sums in trainings])
         denominator = trainings[0].denominator[is_included]
-        if not len(denominator) or not all(
-            np.array_equal(sums.denominator[is_included], denominator) for sums in trainings
-        ):
-            return None
         numerators = [np.mean([sums.numerator[is_included] for sums in model], axis=0) for model in models]
-        resampled = bootstrap.resampled_sums(np.stack([denominator, *numerators], axis=1), seed=seed)
+        resampled = bootstrap.resampled_sums(np.stack([denominator, *numerators], axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
             training_figures = tuple(
                 np.array([sums.numerator[is_included].sum() for sums in model if index not in deterministic])
@@ -200,27 +205,43 @@ class Ratios:
         text_interval = bootstrap.percentile_interval(self.resampled[:, model], self.text_count)
         return add_training_variance(text_interval, self.training_figures[model], np.zeros(0))
 
-    def difference(self, first: int, second: int, paired: bool = False) -> Interval:
-        """Return the figure of one model minus that of another, with its interval over texts and trainings.
-
-        `first` and `second` are the indices of the models. If `paired`, training s of one model corresponds to training
-        s of the other; then the interval includes the variance of the differences between corresponding trainings.
-        """
+    def difference(self, first: int, second: int) -> Interval:
+        """Return the figure of the model with index `first` minus that of another, with its interval."""
         with np.errstate(invalid="ignore"):
             differences = self.resampled[:, first] - self.resampled[:, second]
             text_interval = bootstrap.percentile_interval(differences, self.text_count)
-        first_values, second_values = self.training_figures[first], self.training_figures[second]
-        if paired:
-            return add_training_variance(text_interval, first_values - second_values, second_values[:0])
-        return add_training_variance(text_interval, first_values, second_values)
+        return add_training_variance(text_interval, self.training_figures[first], self.training_figures[second])
 
     def best_model(self, higher_is_better: bool) -> int | None:
         """Return the index of the model that is significantly better than every other one, or None."""
-        return bootstrap.find_clear_winner(self.resampled[0], higher_is_better, self.difference)
+        points, sign = self.resampled[0], 1 if higher_is_better else -1
+        if len(points) < 2 or not np.isfinite(points).all():
+            return None
+        best = int((sign * points).argmax())
+        others = (index for index in range(len(points)) if index != best)
+        return best if all(self.difference(best, other).sign == sign for other in others) else None
+
+
+def common_texts(models: Sequence[Sequence[TextSums]]) -> NDArray[np.bool_] | None:
+    """Return a mask of the texts (N,) that all trainings of all models count; None unless they read the same texts."""
+    trainings = [sums for model in models for sums in model]
+    if not models or not all(models) or len({(sums.key, len(sums.denominator)) for sums in trainings}) > 1:
+        return None
+    is_included: NDArray[np.bool_] = np.logical_and.reduce([sums.is_included for sums in trainings])
+    denominators = [sums.denominator[is_included] for sums in trainings]
+    is_equal = all(np.array_equal(denominator, denominators[0]) for denominator in denominators)
+    return is_included if is_included.any() and is_equal else None
 
 
 def add_training_variance(interval: Interval, first: Floats, second: Floats) -> Interval:
-    """Widen an interval over texts by the variance between trainings (equation in the module header)."""
+    """Widen an interval [l, u] over texts of a difference d between two models by the variance between trainings.
+
+        [d - sqrt((d - l)^2 + (t e)^2), d + sqrt((u - d)^2 + (t e)^2)],    e^2 = v (1 / S_1 + 1 / S_2)
+
+    `first` (S_1,) and `second` (S_2,) are the figures of their trainings, none for a deterministic model, v is their
+    pooled variance, and t is the quantile of Student's distribution with S_1 + S_2 - 2 degrees of freedom. The formula
+    combines the confidence limits of two independent terms of a sum (Zou and Donner 2008).
+    """
     if interval.low is None or interval.high is None:
         return interval
     figures_by_model = [values for values in (first, second) if len(values)]

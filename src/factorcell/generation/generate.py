@@ -66,8 +66,6 @@ class GenerationOptions:
         length_penalty: Exponent of the number of tokens n: beam searches prefer the text with the highest
             log p / n ** length_penalty. 1 prefers the lowest perplexity; 0 prefers the most probable text, which is
             usually short.
-        banned: Words that no generated text contains.
-        stops: Texts after which a generated text ends.
         seed: The seed of all draws.
         seconds: Time limit, after which unfinished texts are returned.
 
@@ -85,19 +83,13 @@ class GenerationOptions:
     width: int | None = None
     branching: int = 8
     length_penalty: float = 1.0
-    banned: tuple[str, ...] = ()
-    stops: tuple[str, ...] = ()
     seed: int = 0
     seconds: float | None = None
 
     def __post_init__(self) -> None:
         limits.make_plain(self)
-        for name, words in (("banned", self.banned), ("stops", self.stops)):
-            if not limits.is_names(words):
-                raise UserError(f"{name}: expected a list of words, got {words!r:.60}")
         check_choice("method", self.method, GENERATION_METHODS)
-        names = [field.name for field in fields(self) if field.name not in ("method", "banned", "stops")]
-        limits.check(**{name: getattr(self, name) for name in names})
+        limits.check(**{field.name: getattr(self, field.name) for field in fields(self) if field.name != "method"})
         if self.min_tokens > self.max_tokens:
             values = f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}"
             raise UserError(f"{values}; min_tokens must be at most max_tokens")
@@ -117,23 +109,12 @@ class GenerationOptions:
         return hypothesis_count, hypothesis_count
 
     def constraints(self, run: Run, prompt_length: int = 0) -> Constraints:
-        """Return the constraints on generated texts, with the token ids of `run`.
-
-        Args:
-            run: The run.
-            prompt_length: Number of tokens of the prompt; a base can read a limited number of tokens after it.
+        """Return the constraints on texts of `run` that begin with a prompt of `prompt_length` tokens.
 
         Raises:
-            UserError: A banned word or a stop contains an out-of-vocabulary word, or the prompt is too long.
+            UserError: The base cannot read enough tokens after the prompt.
         """
         specials, max_tokens, limit = run.tokenizer.specials, self.max_tokens, run.model.max_tokens
-        if run.tokenizer.is_subword and (self.banned or self.stops):
-            kind = f"the tokenizer {run.config.tokenizer.kind} cuts a word into pieces that other words contain"
-            raise UserError(f"{run.folder}: cannot ban words or stop after a text, because {kind}; omit these options")
-        banned = {specials.unknown}
-        for word in self.banned:
-            banned.update(encode_known(run, word, "banned"))
-        stops = tuple(encode_known(run, text, "a stop") for text in self.stops)
         if limit is not None:
             room = limit - 1 - prompt_length - max_prompt_length(run.config, run.schema)  # 1: the start token
             fewest = max(1, self.min_tokens)
@@ -141,23 +122,15 @@ class GenerationOptions:
                 problem = f"the base can read {max(0, room):,} tokens after the prompt, expected at least {fewest:,}"
                 raise UserError(f"{problem}; shorten the prompt or lower min_tokens")
             max_tokens = min(max_tokens, room)
-        return Constraints(
-            max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops, specials.end
-        )
+        return Constraints(max_tokens, self.min_tokens, (specials.unknown,), self.no_repeat_ngram, specials.end)
 
     def requests(
         self, count: int, first: int = 0, text_count: int = 1, device: torch.device | str = "cpu"
     ) -> RequestTokens:
-        """Return the function that requests the next tokens in `count` searches with the numbers from `first` on.
+        """Return the function that requests the next tokens in `count` searches for `text_count` texts each.
 
-        The random draws of a search depend only on the seed and on the number of the search. Each step of a stochastic
-        beam draws for `width` hypotheses, so later draws do not depend on the number of hypotheses.
-
-        Args:
-            count: Number of searches, each for `text_count` texts.
-            first: The number of the first search.
-            text_count: Number of texts of each search.
-            device: The device on which the texts are generated.
+        The random draws of a search depend only on the seed and on its number, which is `first` for the first search.
+        Each step of a stochastic beam draws for `width` hypotheses, so later draws do not depend on their number.
         """
         width, branching = self.beam_sizes(text_count)
         if self.method in ("greedy", "beam"):
@@ -178,6 +151,14 @@ class GenerationOptions:
 
         return request
 
+    def write(self, task: WritingTask, first: int = 0, text_count: int = 1) -> list[list[GeneratedText]]:
+        """Return the texts of the searches for `task.context_rows`; the number of the first search is `first`."""
+        requests = self.requests(len(task.context_rows), first, text_count, task.context_rows.device)
+        if self.method in ("sample", "greedy"):
+            return [[text] for text in write_texts(task, requests)]
+        width, _ = self.beam_sizes(text_count)
+        return search_beams(task, requests, width=width, length_penalty=self.length_penalty, num_texts=text_count)
+
 
 def random_generator(seed: int, number: int) -> np.random.Generator:
     """Return the random generator of a text or search; it depends only on the seed and on its number."""
@@ -187,39 +168,18 @@ def random_generator(seed: int, number: int) -> np.random.Generator:
 DEFAULT = GenerationOptions()
 
 
-def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
-    """Return the out-of-vocabulary tokens of `text`, each with similar tokens of the vocabulary."""
-    tokens, unknown_id = run.tokenizer.split(text), run.tokenizer.specials.unknown
-    tokens_with_ids = zip(tokens, run.tokenizer.encode(tokens), strict=True)
-    unknown = dict.fromkeys(token for token, token_id in tokens_with_ids if token_id == unknown_id)
-    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in unknown}
-
-
-def report_request(run: Run, prompt: str, columns: Collection[str]) -> None:
+def report_request(run: Run, prompt_tokens: Sequence[str], columns: Collection[str]) -> None:
     """Report what is doubtful about a run and a request with values of `columns`, and unknown words of the prompt."""
     run.report_findings(columns)
-    descriptions = [
-        repr(word) + (f" (similar: {', '.join(map(repr, similar_words))})" if similar_words else "")
-        for word, similar_words in unknown_tokens(run, prompt).items()
-    ]
+    tokenizer, descriptions = run.tokenizer, list[str]()
+    tokens_with_ids = zip(prompt_tokens, tokenizer.encode(prompt_tokens), strict=True)
+    for word in dict.fromkeys(token for token, index in tokens_with_ids if index == tokenizer.specials.unknown):
+        similar_words = difflib.get_close_matches(word, tokenizer.tokens, n=3)
+        hint = f" (similar: {', '.join(map(repr, similar_words))})" if similar_words else ""
+        descriptions.append(f"{word!r}{hint}")
     if descriptions:
         text = f"prompt: words that are not in the vocabulary of {run.folder}: {', '.join(descriptions)}"
         report(Finding("unknown words", text))
-
-
-def encode_known(run: Run, text: str, where: str) -> tuple[int, ...]:
-    """Return the token ids of `text`.
-
-    Raises:
-        UserError: A word is out of vocabulary, or the text has no token; the message begins with `where`.
-    """
-    tokens = run.tokenizer.split(text)
-    for token, similar in unknown_tokens(run, text).items():
-        hint = f"; similar words: {', '.join(similar)}" if similar else ""
-        raise UserError(f"{where}: {token!r} is not in the vocabulary of {run.folder}{hint}")
-    if not tokens:
-        raise UserError(f"{where}: {text!r} has no token")
-    return tuple(run.tokenizer.encode(tokens))
 
 
 def category_values(schema: ContextSchema, column: str) -> list[str]:
@@ -250,8 +210,7 @@ def generate(
 
     Args:
         run: The model.
-        contexts: A mapping from column to value, a list of mappings, or any table. A column without a value is read as
-            its expected value.
+        contexts: A mapping from column to value, a list of them, or any table; missing values are expected values.
         number: Number of texts per context.
         options: The options of generation.
         prompt: The beginning of each text; it may contain out-of-vocabulary words.
@@ -264,25 +223,23 @@ def generate(
         without the prompt), `perplexity` and `ended`.
 
     Raises:
-        UserError: A number, a context or a word of the options is not valid.
+        UserError: A number or a context is not valid.
     """
-    number, first = limits.check(number=number, first=first)
-    contexts = to_rows(contexts)
+    (number, first), contexts = limits.check(number=number, first=first), to_rows(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
     prompt_tokens = _split_prompt(run, prompt)
-    ids, origin = run.tokenizer.encode(prompt_tokens), provenance(run, options, prompt)
-    constraints = options.constraints(run, len(prompt_tokens))
+    origin, constraints = provenance(run, options, prompt), options.constraints(run, len(prompt_tokens))
     texts_per_search = number if options.method == "beam" else 1
     searches_per_context, batch_size = number // texts_per_search, BATCH_SIZES[options.method]
     search_count = len(contexts) * searches_per_context
-    beam_sizes, count = options.beam_sizes(texts_per_search), min(search_count, batch_size)
-    required = sizes.beam_bytes(run.model, count, *beam_sizes, constraints.max_tokens)
-    memory.check(required, f"{count:,} contexts with {beam_sizes[0]:,} hypotheses each")
+    (width, branching), count = options.beam_sizes(texts_per_search), min(search_count, batch_size)
+    required = sizes.beam_bytes(run.model, count, width, branching, constraints.max_tokens)
+    memory.check(required, f"{count:,} contexts with {width:,} hypotheses each")
     if not contexts:
         return iter(())
     corpus = run.read([""] * len(contexts), contexts, unknown=unknown)
-    report_request(run, prompt, contexts[0])
+    report_request(run, prompt_tokens, contexts[0])
 
     def write() -> Iterator[files.Row]:
         deadline = options.deadline()
@@ -291,9 +248,9 @@ def generate(
                 break
             searches = range(start, min(search_count, start + batch_size))
             indices = [search // searches_per_context for search in searches]  # the context of each search
-            task = new_task(run, corpus, indices, constraints, ids, deadline)
+            task = new_task(run, corpus, indices, constraints, run.tokenizer.encode(prompt_tokens), deadline)
             with run.scoring():
-                results = _write_texts(task, options, texts_per_search, start)
+                results = options.write(task, start, texts_per_search)
             for search, index, texts in zip(searches, indices, results, strict=True):
                 for text_number, text in enumerate(texts, search * texts_per_search):
                     if text_number >= first:
@@ -302,19 +259,13 @@ def generate(
                             "number": text_number,
                             "context": dict(contexts[index]),
                             "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
-                            **_figures(text),
+                            "tokens": len(text.tokens),
+                            "log_probability": text.log_probability,
+                            "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
+                            "ended": text.has_ended,
                         }
 
     return write()
-
-
-def _figures(text: GeneratedText) -> files.Row:
-    return {
-        "tokens": len(text.tokens),
-        "log_probability": text.log_probability,
-        "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
-        "ended": text.has_ended,
-    }
 
 
 def _split_prompt(run: Run, prompt: str) -> list[str]:
@@ -335,7 +286,6 @@ def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.
         for field in fields(options)
         if getattr(options, field.name) != field.default and field.name != "seconds"
     }
-    specified = {name: list(value) if isinstance(value, tuple) else value for name, value in specified.items()}
     specified |= {"prompt": prompt} if prompt else {}
     specified |= {"precision": run.precision} if run.precision != FLOAT32 else {}
     specified |= {"no_ngram_mixture": True} if run.mixture is None and run.has_mixture else {}
@@ -343,21 +293,14 @@ def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.
 
 
 def repair_and_count_rows(file: Path, origin: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
-    """Remove an incomplete last line from a file of generated texts, and return the number of its texts.
-
-    Args:
-        file: A file with rows that `generate` yielded.
-        origin: The result of `provenance`, which every row must contain.
-        contexts: The contexts for which texts are generated.
-        number: Number of texts per context.
+    """Remove an incomplete last line from a file of texts that `generate` yielded, and return the number of its texts.
 
     Raises:
-        UserError: A row has another provenance or context.
+        UserError: A row has another provenance than `origin`, or does not have the context of its text.
     """
     rows = files.read_rows(file)
     for index, row in enumerate(rows):
-        context_index = index // max(1, number)
-        context = contexts[context_index] if context_index < len(contexts) else "no more rows"
+        context = contexts[index // number] if index < number * len(contexts) else "no more rows"
         for name, value in {**origin, "number": index, "context": context}.items():
             if row.get(name) != value:
                 fault = f"expected {name} {value!r}, got {row.get(name)!r}"
@@ -391,14 +334,14 @@ def stream(
         A generator of the parts of the text, in order; together they are the whole text.
 
     Raises:
-        UserError: The method, the context or a word of the options is not valid.
+        UserError: The method or the context is not valid.
     """
     if options.method not in ("sample", "greedy"):
         raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
     prompt_tokens = _split_prompt(run, prompt)
     constraints = options.constraints(run, len(prompt_tokens))
     corpus = run.read([""], [context], unknown=unknown)
-    report_request(run, prompt, to_row(context))
+    report_request(run, prompt_tokens, to_row(context))
 
     def write() -> Iterator[str]:
         ids, tokens, yielded_text = run.tokenizer.encode(prompt_tokens), prompt_tokens, ""
@@ -439,18 +382,6 @@ def new_task(
         conditioning = run.predictor.fold_head(conditioning)
         context_rows = torch.from_numpy(rows).to(run.device)
         return WritingTask(run.predictor, conditioning, context_rows, constraints, prompt, deadline)
-
-
-def _write_texts(
-    task: WritingTask, options: GenerationOptions, texts_per_search: int, first: int
-) -> list[list[GeneratedText]]:
-    """Generate the texts of one search for each of `task.context_rows`; `first` is the number of the first search."""
-    request_tokens = options.requests(len(task.context_rows), first, texts_per_search, task.context_rows.device)
-    if options.method in ("sample", "greedy"):
-        return [[text] for text in write_texts(task, request_tokens)]
-    width, _ = options.beam_sizes(texts_per_search)
-    penalty = options.length_penalty
-    return search_beams(task, request_tokens, width=width, length_penalty=penalty, num_texts=texts_per_search)
 
 
 def _join(run: Run, tokens: Sequence[str], case: bool, suffix: str = "") -> str:

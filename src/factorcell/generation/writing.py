@@ -51,39 +51,23 @@ MAX_TEXTS_PER_BLOCK = 128  # maximum number of texts that the compiled code read
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints on the length and the tokens of a generated text.
-
-    Attributes:
-        max_tokens: Maximum number of tokens, without the prompt.
-        min_tokens: Minimum number of tokens, without the prompt.
-        banned: Tokens that no generated text contains.
-        no_repeat_ngram: No sequence of this many tokens occurs twice in the prompt and the text; 0 permits repetitions.
-        stops: Token sequences after which a text ends.
-        end: The end token.
-    """
+    """Constraints on the length and the tokens of a generated text; lengths are without the prompt."""
 
     max_tokens: int = 100
     min_tokens: int = 0
-    banned: tuple[int, ...] = (Specials().unknown,)
-    no_repeat_ngram: int = 0
-    stops: tuple[tuple[int, ...], ...] = ()
+    banned: tuple[int, ...] = (Specials().unknown,)  # tokens that no text contains
+    no_repeat_ngram: int = 0  # no sequence of this many tokens occurs twice in prompt and text; 0: no constraint
     end: int = Specials().end
 
     def forbid(self, log_probs: Tensor, tokens: Tensor, length: int) -> Tensor:
-        """Set the log probabilities of forbidden tokens to -inf; if all tokens are forbidden, allow the end token.
+        """Set `log_probs` (N, V) of forbidden tokens to -inf in place; if all are forbidden, allow the end token.
 
-        Args:
-            log_probs: Log probabilities of the next token (N, V); they are changed in place.
-            tokens: The texts so far (N, t).
-            length: Number of tokens of each text after the prompt.
+        The texts so far are `tokens` (N, t), `length` of them after the prompt.
         """
         forbidden = self.forbidden_tokens(tokens, length)
-        if self.banned:
-            log_probs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
-        log_probs[forbidden.rows, forbidden.tokens] = -torch.inf
         end_log_probs = log_probs[:, self.end].clone()
-        if length < self.min_tokens:
-            log_probs[:, self.end] = -torch.inf
+        log_probs.index_fill_(1, tokens.new_tensor(forbidden.banned), -torch.inf)
+        log_probs[forbidden.rows, forbidden.tokens] = -torch.inf
         must_end = torch.isneginf(log_probs.amax(1))  # all tokens are forbidden
         # The end token needs a finite log probability to be chosen.
         log_probs[must_end, self.end] = end_log_probs[must_end].clamp(min=torch.finfo(log_probs.dtype).min)
@@ -97,24 +81,11 @@ class Constraints:
         banned = (*self.banned, self.end) if length < self.min_tokens else self.banned
         return ForbiddenTokens(banned, rows, next_tokens, self.end)
 
-    def is_finished(self, tokens: Tensor, length: int) -> Tensor:
-        """Return whether each of the texts (N, t) has ended (N,), `length` tokens after the prompt."""
-        is_finished: Tensor = tokens[:, -1] == self.end
-        for stop in self.stops:
-            if 0 < len(stop) <= length:
-                is_finished = is_finished | (tokens[:, -len(stop) :] == tokens.new_tensor(stop)).all(1)
-        return is_finished
-
 
 def repeating_tokens(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the next tokens that would repeat an n-gram of their text.
+    """Return the next tokens (M,) that would repeat an n-gram of their text, after the rows (M,) of these texts.
 
-    Args:
-        tokens: The texts with the start token (N, t), which is not part of any n-gram.
-        n: The length of n-grams.
-
-    Returns:
-        For each forbidden pair, the row of its text in `tokens` (M,) and the next token (M,).
+    The start token, the first of the `tokens` (N, t) of each text, is not part of any n-gram.
     """
     tokens = tokens[:, 1:]
     ngram_count = tokens.shape[1] - n + 1
@@ -169,17 +140,11 @@ def draw_tokens(weights: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """Unfinished texts, with the state of the model.
+    """Unfinished texts, with the state of the model."""
 
-    Attributes:
-        tokens: The tokens of each text, including the start token (N, t).
-        context_rows: The row of a `Conditioning` that is the context of each text (N,).
-        state: The state of the backbone before it reads the last token of each text; None for the initial state.
-    """
-
-    tokens: Tensor
-    context_rows: Tensor
-    state: BackboneState | None = None
+    tokens: Tensor  # of each text, including the start token (N, t)
+    context_rows: Tensor  # the row of a `Conditioning` that is the context of each text (N,)
+    state: BackboneState | None = None  # before the last token of each text; None: the initial state
 
     def select(self, rows: Tensor) -> "Hypotheses":
         """Return the texts with the indices `rows` (N',), which may repeat."""
@@ -197,15 +162,10 @@ class Hypotheses:
 
 
 class WritingTask:
-    """A request to generate one text for each entry of `context_rows`.
+    """A request to generate one text in the context of each of the `context_rows` (N,) of a `conditioning`.
 
-    Args:
-        model: The model.
-        conditioning: The conditioning of the distinct contexts.
-        context_rows: The row of `conditioning` that is the context of each text (N,).
-        constraints: The constraints on the texts.
-        prompt: The tokens with which all texts begin.
-        deadline: The time at which generation ends, as a value of `time.monotonic()`, even if texts are unfinished.
+    All texts begin with the tokens of `prompt`. Generation ends at `deadline`, a value of `time.monotonic()`, even if
+    texts are unfinished.
     """
 
     def __init__(
@@ -228,11 +188,6 @@ class WritingTask:
             self.table, self.bias = table, cast(Tensor, context_bias.bias)
         self.cached_blocks: dict[int, tuple[Tensor, Conditions]] = {}  # by block number: context rows, conditions
 
-    @property
-    def is_late(self) -> bool:
-        """Whether the deadline has passed."""
-        return time.monotonic() >= self.deadline
-
     def begin(self) -> Hypotheses:
         """Return texts that consist only of the prompt."""
         tokens = self.context_rows.new_tensor([self.model.specials.start, *self.prompt])
@@ -252,9 +207,7 @@ class WritingTask:
     def choose(self, texts: Hypotheses, request: TokenRequest, length: int) -> tuple[BackboneState, Tensor, Tensor]:
         """Read the last token of each text, which has `length` tokens after the prompt, and choose the next tokens.
 
-        Returns:
-            The state of the backbone after the last tokens, the next tokens (N, S), and their log probabilities under
-            the model without constraints (N, S).
+        Return the state of the backbone, the next tokens (N, S), and their log probabilities under the model (N, S).
         """
         with torch.inference_mode():
             if self.table is not None:
@@ -283,27 +236,22 @@ class WritingTask:
             yield rows, log_probs, state
 
     def _read_compiled(self, texts: Hypotheses, count: int = 1) -> tuple[Tensor, BackboneState]:
-        """Read the last `count` tokens of each text; return the vectors (N, H) and the state after the last token."""
-        rows = torch.arange(len(texts.tokens))
-        if len(rows) <= MAX_TEXTS_PER_BLOCK:
-            blocks = [texts]  # without the copies of `select`
-        else:
-            blocks = [texts.select(block_rows) for block_rows in torch.split(rows, MAX_TEXTS_PER_BLOCK)]
-        results = [self._read_block(number, block, count) for number, block in enumerate(blocks)]
-        return torch.cat([vectors for vectors, _ in results]), _join([state for _, state in results])
+        """Read the last `count` tokens of each text; return the vectors (N, H) and the state after the last token.
 
-    def _read_block(self, number: int, block: Hypotheses, count: int) -> tuple[Tensor, BackboneState]:
-        """Read the last `count` tokens of each text of a block.
-
-        The conditions of the block are cached, because they are large and rarely change between steps.
+        The conditions of a block of texts are cached, because they are large and rarely change between steps.
         """
-        model, context_rows = cast(LanguageModel, self.model), block.context_rows
-        if number not in self.cached_blocks or not torch.equal(self.cached_blocks[number][0], context_rows):
-            self.cached_blocks[number] = context_rows, self.conditioning.conditions.select(context_rows)
-        state = self.conditioning.start.select(context_rows) if block.state is None else block.state
-        inputs = model.embedding[block.tokens[:, -count:]]
-        vectors, new_state = model.backbone.forward(inputs, self.cached_blocks[number][1], state)
-        return vectors[:, -1], new_state
+        model, vectors, states = cast(LanguageModel, self.model), list[Tensor](), list[BackboneState]()
+        for number, rows in enumerate(torch.split(torch.arange(len(texts.tokens)), MAX_TEXTS_PER_BLOCK)):
+            block = texts if len(rows) == len(texts.tokens) else texts.select(rows)  # a selection is a copy
+            contexts = block.context_rows
+            if number not in self.cached_blocks or not torch.equal(self.cached_blocks[number][0], contexts):
+                self.cached_blocks[number] = contexts, self.conditioning.conditions.select(contexts)
+            state = self.conditioning.start.select(contexts) if block.state is None else block.state
+            inputs = model.embedding[block.tokens[:, -count:]]
+            block_vectors, new_state = model.backbone.forward(inputs, self.cached_blocks[number][1], state)
+            vectors.append(block_vectors[:, -1])
+            states.append(new_state)
+        return torch.cat(vectors), _join(states)
 
 
 def _join(states: Sequence[BackboneState]) -> BackboneState:
@@ -313,27 +261,18 @@ def _join(states: Sequence[BackboneState]) -> BackboneState:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """A generated text.
+    """A generated text."""
 
-    Attributes:
-        tokens: The tokens after the prompt, without the end token.
-        log_probability: The log probability of the tokens, and of the end token if the model chose it.
-        target_count: The number of tokens in this log probability.
-        has_ended: Whether the end token or a stop ended the text, and not a limit of tokens or time.
-    """
-
-    tokens: tuple[int, ...]
-    log_probability: float
-    target_count: int
-    has_ended: bool
+    tokens: tuple[int, ...]  # after the prompt, without the end token
+    log_probability: float  # of the tokens, and of the end token if the model chose it
+    target_count: int  # the number of tokens in this log probability
+    has_ended: bool  # whether the end token ended the text, and not a limit of tokens or time
 
     @classmethod
-    def of(cls, tokens: Sequence[int], log_probability: float, constraints: Constraints) -> "GeneratedText":
-        """Return the text of `tokens`, which follow the prompt; the last of them may be the end token."""
-        has_end = constraints.end in tokens[-1:]
-        has_stop = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in constraints.stops if stop)
-        text_tokens = tokens[:-1] if has_end else tokens
-        return cls(tuple(text_tokens), log_probability, len(tokens), has_end or has_stop)
+    def of(cls, tokens: Sequence[int], log_probability: float, end: int) -> "GeneratedText":
+        """Return the text of `tokens`, which follow the prompt; the last of them may be the token `end`."""
+        has_ended = end in tokens[-1:]
+        return cls(tuple(tokens[:-1] if has_ended else tokens), log_probability, len(tokens), has_ended)
 
 
 # Indices of the unfinished texts or contexts, number of the step, hypotheses of each -> request for the next tokens.
@@ -349,13 +288,13 @@ def write_step_by_step(
     """
     constraints, texts, active = task.constraints, task.begin(), list(range(len(task.context_rows)))
     for step in range(constraints.max_tokens):
-        if task.is_late or not active:
+        if time.monotonic() >= task.deadline or not active:
             return
         state, tokens, log_probs = task.choose(texts, request_tokens(active, step, 1), step)
         tokens = tokens[:, 0]
         yield active, tokens.tolist(), log_probs[:, 0].double().tolist()
         texts = texts.extend(tokens, state)
-        unfinished = (~constraints.is_finished(texts.tokens, step + 1)).nonzero()[:, 0]
+        unfinished = (tokens != constraints.end).nonzero()[:, 0]
         if len(unfinished) < len(active):
             texts, active = texts.select(unfinished), [active[row] for row in unfinished.tolist()]
 
@@ -369,20 +308,15 @@ def write_texts(task: WritingTask, request_tokens: RequestTokens) -> list[Genera
             tokens_by_text[index].append(token)
             log_probs[index] += log_prob
     texts = zip(tokens_by_text, log_probs, strict=True)
-    return [GeneratedText.of(tokens, log_prob, task.constraints) for tokens, log_prob in texts]
+    return [GeneratedText.of(tokens, log_prob, task.constraints.end) for tokens, log_prob in texts]
 
 
 def search_beams(
     task: WritingTask, request_tokens: RequestTokens, *, width: int, length_penalty: float, num_texts: int
 ) -> list[list[GeneratedText]]:
-    """Return the best texts of each of `task.context_rows` (B,), best first.
+    """Return the best `num_texts` texts of each of `task.context_rows` (B,), best first.
 
-    Args:
-        task: The contexts and constraints.
-        request_tokens: Returns the request for extensions of all hypotheses of the unfinished contexts.
-        width: Number of hypotheses of a context that are retained.
-        length_penalty: The exponent of the number of targets in the score of a text.
-        num_texts: Number of texts to return for each context.
+    The search retains the best `width` hypotheses of each context.
     """
     constraints, context_count, device = task.constraints, len(task.context_rows), task.context_rows.device
     finished: list[list[tuple[float, GeneratedText]]] = [[] for _ in range(context_count)]  # scores and texts
@@ -395,7 +329,7 @@ def search_beams(
         """Add the texts with `tokens` (B K, t) whose `log_probs` (B, K) are not -inf to the results."""
         tokens_by_context = tokens.reshape(*log_probs.shape, tokens.shape[1])
         for row, k in (~torch.isneginf(log_probs)).nonzero().tolist():
-            text = GeneratedText.of(tokens_by_context[row, k].tolist(), float(log_probs[row, k]), constraints)
+            text = GeneratedText.of(tokens_by_context[row, k].tolist(), float(log_probs[row, k]), constraints.end)
             score = text.log_probability / max(1, text.target_count) ** length_penalty
             if score > min_score(unfinished[row]):
                 texts = sorted([*finished[unfinished[row]], (score, text)], key=lambda scored_text: -scored_text[0])
@@ -404,7 +338,7 @@ def search_beams(
     hypotheses, unfinished = task.begin(), list(range(context_count))
     log_probs = torch.zeros(context_count, 1, dtype=torch.double, device=device)  # of the hypotheses (B, K)
     for step in range(constraints.max_tokens):
-        if task.is_late or not unfinished:
+        if time.monotonic() >= task.deadline or not unfinished:
             break
         request = request_tokens(unfinished, step, log_probs.shape[1])
         states, tokens, token_log_probs = task.choose(hypotheses, request, step)
@@ -414,33 +348,27 @@ def search_beams(
         is_end = tokens_by_context == constraints.end
         continued = extended.masked_fill(is_end, -torch.inf).topk(min(width, extended.shape[1]), dim=1)
         ended = extended.masked_fill(~is_end, -torch.inf).topk(min(num_texts, extended.shape[1]), dim=1)
-        first_rows = torch.arange(len(log_probs), device=device) * log_probs.shape[1]
+        first_rows = torch.arange(len(log_probs), device=device)[:, None] * log_probs.shape[1]
         parents = hypotheses
         for extensions, extended_states in ((ended, None), (continued, states)):  # a state is a large copy
-            parent_rows = (first_rows[:, None] + extensions.indices // tokens.shape[1]).flatten()
+            parent_rows = (first_rows + extensions.indices // tokens.shape[1]).flatten()
             last_tokens = tokens_by_context.gather(1, extensions.indices).flatten()
             hypotheses = parents.extend(last_tokens, extended_states, parent_rows)
-            is_finished = constraints.is_finished(hypotheses.tokens, step + 1).view(extensions.values.shape)
-            finished_log_probs = extensions.values.masked_fill(~is_finished, -torch.inf)
-            finish(unfinished, hypotheses.tokens[:, -step - 1 :], finished_log_probs)
-        log_probs = continued.values.masked_fill(is_finished, -torch.inf)
+            if extensions is ended:
+                finish(unfinished, hypotheses.tokens[:, -step - 1 :], ended.values)
+        log_probs = continued.values
         # An upper bound of the scores that a context can reach: log p never rises, and a text has at most
         # max_tokens + 1 targets. The search of a context ends when the bound does not exceed its `min_score`.
         max_scores = log_probs.amax(1) / (constraints.max_tokens + 1) ** length_penalty
         min_scores = log_probs.new_tensor([min_score(context) for context in unfinished])
         active = (max_scores > min_scores).nonzero()[:, 0]
         if len(active) < len(unfinished):
-            hypotheses = hypotheses.select(_hypothesis_rows(active, log_probs.shape[1]))
+            rows = active[:, None] * log_probs.shape[1] + torch.arange(log_probs.shape[1], device=device)
+            hypotheses = hypotheses.select(rows.flatten())
             unfinished, log_probs = [unfinished[row] for row in active.tolist()], log_probs[active]
     # The remaining texts have reached the limit of tokens or of time.
     finish(unfinished, hypotheses.tokens[:, len(task.prompt) + 1 :], log_probs)
     return [[text for _, text in best_texts] for best_texts in finished]
-
-
-def _hypothesis_rows(contexts: Tensor, hypothesis_count: int) -> Tensor:
-    """Return the indices of all hypotheses of the contexts with the indices `contexts`; each has `hypothesis_count`."""
-    offsets = torch.arange(hypothesis_count, device=contexts.device)
-    return (contexts[:, None] * hypothesis_count + offsets).flatten()
 
 
 def _mask_duplicates(tokens: Tensor, log_probs: Tensor) -> Tensor:

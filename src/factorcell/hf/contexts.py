@@ -65,7 +65,7 @@ class ContextConfig:
             raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
         for name, low in {"min_count": 1, "rank": 1, "shared_rank": 0, "context_size": 1, "variable_size": 1}.items():
             Limits(low, MAX_SIZE).check(name, getattr(self, name))
-        Limits(0, MAX_FLOAT, whole=False, above=True).check("alpha", self.alpha)
+        Limits(0, MAX_FLOAT, whole=False, excluded="low").check("alpha", self.alpha)
         if not isinstance(self.output_bias, bool):
             raise UserError(f"output_bias: expected True or False, got {self.output_bias!r}")
         if names := set(INPUT_ADAPTERS) & set(self.adapt):

@@ -13,7 +13,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.columns.rows import to_contexts, to_rows, to_texts
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.corpus import Batch, Corpus, target_offsets
+from factorcell.data.corpus import Batch, Corpus, is_known_target, target_offsets
 from factorcell.data.table_findings import CONTEXTS
 from factorcell.data.tables.chunks import Table, UnknownKindError
 from factorcell.data.tables.tables import open_table
@@ -124,6 +124,10 @@ class Scorer(Protocol):
     tokenizer: Tokenizer
     schema: ContextSchema
 
+    @property
+    def reads_context(self) -> bool:
+        """Whether predictions depend on the context."""
+
     def prepare(self, source: Any, *, unknown: str = "group") -> Corpus:
         """Read texts from rows, a table or a file into the form that `nats` takes."""
 
@@ -183,12 +187,13 @@ def check_lengths(corpus: Corpus, limit: int | None, describe: Callable[[int], s
 
 def score_rows(nats: NDArray[Any], corpus: Corpus, *, with_tokens: bool) -> list[dict[str, Any]]:
     """Return the rows of `Run.score` from the nats of all targets of `corpus`; `with_tokens` adds each target."""
-    starts, rows = target_offsets(corpus), []
+    starts, is_known, rows = target_offsets(corpus), is_known_target(corpus), []
     for index in range(len(corpus)):
         text_nats = nats[starts[index] : starts[index + 1]].astype(np.float64)
         total = float(text_nats.sum())
         row: dict[str, Any] = {"row": index, "nats": total, "targets": len(text_nats)}
         row["perplexity"] = float(np.exp(total / max(1, len(text_nats))))
+        row["unknown_targets"] = int((~is_known[starts[index] : starts[index + 1]]).sum())
         if with_tokens:
             # The first token of a text is its start token, which is not a target.
             target_ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()

@@ -13,12 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """Base class of the kinds of context columns.
+    """Base class of the kinds of context columns, with the `name` of the column.
 
-    Args:
-        name: The name of the column.
-        notation: The notation of numbers ("comma" or "point": the decimal mark) or of dates ("day-first" or
-            "month-first"); by default, cells must have one meaning only, such as 9.99 or 2026-01-31.
+    The `notation` is that of numbers ("comma" or "point": the decimal mark) or of dates ("day-first" or "month-first").
+    By default, cells must have one meaning only, such as 9.99 or 2026-01-31.
     """
 
     name: str
@@ -54,13 +52,7 @@ class Longitude(Column):
 
 @dataclass(frozen=True)
 class Cyclic(Column):
-    """A column of numbers with a period, which are points on a circle.
-
-    Args:
-        name: The name of the column.
-        period: The period, such as 24.
-        notation: The notation of the numbers, "comma" or "point".
-    """
+    """A column of numbers with a `period`, such as 24, which are points on a circle."""
 
     period: float
 

@@ -1,15 +1,8 @@
 """Registry of adapters, cells, tokenizers, backbones and heads from other packages, which options select by name.
 
-An installed package declares its classes in its pyproject.toml:
-
-    [project.entry-points."factorcell.adapters"]
-    gate_shift = "their_package:GateShift"
-
-If a name is neither built in nor registered, it is looked up among these entry points. Building a model imports the
-modules of its adapters and cells; creating a config imports the modules of its tokenizer, backbone and head.
-
-A run folder or a recipe contains only the name. The entry points of installed packages decide which module the name
-refers to, so a file cannot cause the import of any other module.
+A name is built in, registered, or declared by another package as an entry point, in the group `factorcell.adapters` for
+example. A run folder contains only the name; the installed packages decide which module it refers to, so that a file
+cannot cause the import of any other module. A config imports the modules of its tokenizer, backbone and head.
 """
 
 import re
@@ -41,7 +34,7 @@ class Extensions:
         self.registered: dict[str, type] = {}
 
     def check_choice(self, option: str, name: str) -> str:
-        """Return `name` if it is built in, registered or declared by an installed package; raise `UserError` if not."""
+        """Return `name` if it exists; raise `UserError` otherwise."""
         if name in self.built_in or name in self.registered:
             return name
         try:
@@ -51,25 +44,19 @@ class Extensions:
             raise error.with_message(f"{error.message}; {advice}") from None
 
     def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
-        """Register `cls` under `name` after `check` has accepted it; raise `UserError` if the name is invalid or taken.
+        """Register `cls` under `name` after `check` has accepted it; raise `UserError` if the name is not valid.
 
-        A class with the name and the module of a registered class replaces it, so that a notebook cell can run again.
+        The class replaces one that was registered under this name, so that a notebook cell can run again.
         """
         if not (isinstance(name, str) and NAME.fullmatch(name)) or name == NONE:
             raise UserError(f"{self.kind} {name!r:.60}: expected a name of a-z, 0-9 and _ other than {NONE!r}")
         if name in self.built_in:
             raise UserError(f"{self.kind} {name!r} is built into factorcell; choose another name")
-        existing = self.registered.get(name, cls)
-        if _location(existing) != _location(cls):
-            raise UserError(f"{self.kind} {name!r} is already registered as {_location(existing)}; choose another name")
         check(name, cls)
         self.registered[name] = cls
 
     def find_class(self, name: str, built_in_classes: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
-        """Return the class called `name`: built in, registered, or imported from an installed package.
-
-        `built_in_classes` are the built-in classes by name. An imported class is registered after `check` accepts it.
-        """
+        """Return the class called `name`: built in, registered, or imported from a package and accepted by `check`."""
         if name in built_in_classes:
             return built_in_classes[name]
         if name not in self.registered:
@@ -89,8 +76,3 @@ class Extensions:
         from importlib.metadata import entry_points  # slow to import: it would double the time of `--help`
 
         return {point.name: point for point in entry_points(group=self.group)}
-
-
-def _location(cls: type) -> str:
-    """Return the module and the qualified name of a class, in the notation of entry points."""
-    return f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', repr(cls))}"

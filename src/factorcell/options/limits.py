@@ -1,7 +1,6 @@
 """The valid range of every number that a user can set, and the choices and defaults of options outside of a `Config`.
 
-The metadata of each numeric field of a `Config` contain its `Limits`. `NUMBER_LIMITS` has the limits of all other
-numeric options: the command line uses them for parsing, and functions with such parameters call `check`.
+The fields of a `Config` have their `Limits`; `NUMBER_LIMITS` has those of other options of commands and functions.
 """
 
 import dataclasses
@@ -14,7 +13,6 @@ from factorcell.errors import UserError, check_choice
 
 MAX_COUNT = 1_000_000_000  # largest number of rows, tokens or values: more than a table has, and it fits into 32 bits
 MAX_FLOAT = 1e38  # a bound that fits into a 32-bit float
-MAX_SHORT_RANGE = 100  # messages show both ends of a range if its upper end is at most this number
 MAX_SEED = 1 << 43  # training multiplies a seed by a million, and the product must fit into 63 bits
 
 
@@ -53,75 +51,61 @@ class Limits:
     low: float
     high: float = MAX_COUNT
     whole: bool = True  # whether the number must be an integer
-    above: bool = False  # whether `low` itself is excluded
-    below: bool = False  # whether `high` itself is excluded
+    excluded: str = ""  # "low" or "high" if this end itself is not valid
+
+    def __str__(self) -> str:
+        low, high = (str(end) if self.whole else f"{end:g}" for end in (self.low, self.high))
+        ends = f"above {low} and at most {high}" if self.excluded == "low" else f"from {low} to {high}"
+        exception = f" (without {high})" if self.excluded == "high" else ""
+        return f"{'a whole number' if self.whole else 'a number'} {ends}{exception}"
+
+    def contains(self, number: float) -> bool:
+        """Return whether a number, which may be NaN, is valid."""
+        return self.low <= number <= self.high and number != {"low": self.low, "high": self.high}.get(self.excluded)
 
     def check(self, name: str, value: Any) -> Any:
         """Return `value` as a plain number; raise `UserError`, which calls it `name`, if it is out of the limits."""
         value = plain(value)
-        number_type: Any = numbers.Integral if self.whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, number_type):
-            expected = "a whole number" if self.whole else "a number"
-            raise UserError(f"{name} is {value!r:.60}; it must be {expected}")
-        is_large_enough = value > self.low if self.above else value >= self.low
-        is_small_enough = value < self.high if self.below else value <= self.high
-        if not (is_large_enough and is_small_enough):  # NaN is neither
-            text = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
-            raise UserError(f"{name} is {text}; it must be {self._describe(is_large_enough)}")
+        is_number = isinstance(value, int if self.whole else (int, float)) and not isinstance(value, bool)
+        if not (is_number and self.contains(value)):
+            raise UserError(f"{name} is {value!r:.60}; it must be {self}")
         return value
 
-    def _describe(self, is_large_enough: bool) -> str:
-        """Describe the valid numbers: both ends of a short range, otherwise only the end that the number violates."""
-        low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-        largest = str(self.high) if self.whole else f"{self.high:g}"
-        high = f"below {self.high:g}" if self.below else f"at most {largest}"
-        if self.high > MAX_SHORT_RANGE:
-            return high if is_large_enough else low
-        return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
+    def parse(self, text: str) -> Any:
+        """Return the number that `text` contains; raise `UserError` if it is not a valid number."""
+        try:
+            number = int(text) if self.whole else float(text)
+        except ValueError:
+            number = math.nan
+        if not self.contains(number):
+            raise UserError(f"expected {self}, got {text!r:.60}")
+        return number
 
-
-EPOCHS = Limits(0, 1_000_000, whole=False, above=True)
 
 # The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
-    "cache_size": Limits(1),
+    **dict.fromkeys(("cache_size", "every", "frequent", "rows_per_user"), Limits(1)),
+    **dict.fromkeys(("first", "samples", "top_k"), Limits(0)),
+    **dict.fromkeys(("branching", "max_tokens", "trials", "width"), Limits(1, 1_000_000)),
+    **dict.fromkeys(("min_tokens", "no_repeat_ngram"), Limits(0, 1_000_000)),
+    **dict.fromkeys(("epochs", "max_memory", "minutes", "rate"), Limits(0, 1_000_000, whole=False, excluded="low")),
+    **dict.fromkeys(("max_norm", "seconds"), Limits(0, MAX_COUNT, whole=False)),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
-    "epochs": EPOCHS,
-    "every": Limits(1),
-    "examples": Limits(0),
-    "first": Limits(0),
-    "frequent": Limits(1),
-    "groups": Limits(1),
-    "branching": Limits(1, 1_000_000),
     "l1": Limits(0, MAX_FLOAT, whole=False),
     "length_penalty": Limits(0, 10, whole=False),
-    "max_memory": Limits(0, 1_000_000, whole=False, above=True),
-    "max_tokens": Limits(1, 1_000_000),
-    "min_tokens": Limits(0, 1_000_000),
-    "minutes": Limits(0, 1_000_000, whole=False, above=True),
-    "no_repeat_ngram": Limits(0, 1_000_000),
     "number": Limits(1, 10_000_000),
     "order": Limits(1, 12),
     "pad": Limits(0, 1 << 20),
     "port": Limits(0, 65_535),
-    "rate": Limits(0, 1_000_000, whole=False, above=True),
-    "max_norm": Limits(0, MAX_COUNT, whole=False),
-    "repeats": Limits(1, 1_000_000),
     "rows": Limits(20),  # fewer rows cannot show whether a column helps
-    "rows_per_user": Limits(1),
-    "samples": Limits(0),
-    "seconds": Limits(0, MAX_COUNT, whole=False),
     "seed": Limits(0, (1 << 63) - 1),
     "seeds": Limits(1, 1000),
     "share": Limits(0, 1, whole=False),
-    "typos": Limits(0, 2),
-    "temperature": Limits(0, MAX_FLOAT, whole=False, above=True),
     "threads": Limits(0, 1024),
-    "top_k": Limits(0),
-    "top_p": Limits(0, 1, whole=False, above=True),
-    "trials": Limits(1, 1_000_000),
-    "width": Limits(1, 1_000_000),
+    "typos": Limits(0, 2),
+    "temperature": Limits(0, MAX_FLOAT, whole=False, excluded="low"),
+    "top_p": Limits(0, 1, whole=False, excluded="low"),
     "workers": Limits(1, 1024),
     "within": Limits(0, math.inf, whole=False),
 }

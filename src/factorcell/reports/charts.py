@@ -4,6 +4,7 @@ All charts use `STYLE` and matplotlib's constrained layout, which keeps all text
 """
 
 import io
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,16 +33,7 @@ SHARE = "#2d6a63"  # a share between none (transparent) and all
 HEAT = LinearSegmentedColormap.from_list("heat", [(*to_rgb(SHARE), 0.04), (*to_rgb(SHARE), 0.96)])
 WIDTH = 4.6  # inches, so that text is readable on a phone
 # Names of models, systems, groups and of more than two contexts: no colour of a sign is among them.
-MODEL_COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#b8912b", "concatcell": "#2f9c8a", "factorcell": "#a45fb0"}
 EXTRA_COLOURS = ("#a45fb0", "#2f9c8a", "#b8912b", "#c2556f", "#5d8a3a", "#7c6fcf", "#8b95a3", "#96664a")
-MODEL_NAMES = {
-    "unadapted": "Unadapted",
-    "softmaxbias": "SoftmaxBias",
-    "concatcell": "ConcatCell",
-    "factorcell": "FactorCell",
-}
-# For each x axis of learning curves: the key in the rows, the divisor of the values, and the label.
-PROGRESS_UNITS = {"minutes": ("seconds", 60.0, "minutes of training"), "tokens": ("tokens", 1e6, "million tokens read")}
 MAX_MARKED_POINTS = 6  # curves with more points are drawn without a mark at each point
 MAX_BARS = 30  # of more values, those with the most texts are shown
 STYLE: Any = {
@@ -108,17 +100,9 @@ def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **options: Any) -> N
         figure.savefig(stream, **options)
 
 
-def colours(models: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each model: the models of the paper have fixed colours, the others the next unused ones."""
-    used = {MODEL_COLOURS.get(model) for model in models}
-    unused = [colour for colour in EXTRA_COLOURS if colour not in used] or [MUTED]
-    others = [model for model in models if model not in MODEL_COLOURS]
-    return {model: MODEL_COLOURS.get(model) or unused[others.index(model) % len(unused)] for model in models}
-
-
-def display_name(model: object) -> str:
-    """Return a model's name as spelled in the paper (FactorCell for factorcell); other names are unchanged."""
-    return MODEL_NAMES.get(str(model), str(model))
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each name."""
+    return dict(zip(names, itertools.cycle(EXTRA_COLOURS), strict=False))
 
 
 def truncate(value: object, max_length: int = 28) -> str:
@@ -158,22 +142,21 @@ def has_curve(rows: Sequence[Row]) -> bool:
 
 
 @styled()
-def learning_curves(rows: Sequence[Row], x: str) -> Figure:
-    """Draw the perplexity of models on the development texts over `x`, "minutes" or "tokens"."""
+def learning_curves(rows: Sequence[Row]) -> Figure:
+    """Draw the perplexity of models on the development texts over the minutes of training."""
     figure = Figure(figsize=(WIDTH, 3.3))
     axes = figure.subplots()
-    key, divisor, x_label = PROGRESS_UNITS[x]
     rows = [row for row in rows if row.get("split", "dev") == "dev" and is_number(row["perplexity"])]
     top_limits = []  # of the perplexity axis, for each curve
     for model, colour in colours(list(dict.fromkeys(str(row["model"]) for row in rows))).items():
         model_rows = [row for row in rows if row["model"] == model]
-        progress = [float(row[key]) / divisor for row in model_rows]
+        minutes = [float(row["seconds"]) / 60 for row in model_rows]
         perplexities = [float(row["perplexity"]) for row in model_rows]
         last_perplexity = perplexities[-1]
-        label = f"{truncate(display_name(model))}  {last_perplexity:.3g}"
-        marker = "." if len(progress) <= MAX_MARKED_POINTS else None
-        axes.plot(progress, perplexities, color=colour, label=label, marker=marker)
-        axes.plot(progress[-1], last_perplexity, "o", color=colour)
+        label = f"{truncate(model)}  {last_perplexity:.3g}"
+        marker = "." if len(minutes) <= MAX_MARKED_POINTS else None
+        axes.plot(minutes, perplexities, color=colour, label=label, marker=marker)
+        axes.plot(minutes[-1], last_perplexity, "o", color=colour)
         top_limits += [2.2 * min(perplexities), 1.02 * last_perplexity]
     axes.set_yscale("log")
     if rows:  # the limit clips first evaluations that are far above all others
@@ -182,7 +165,7 @@ def learning_curves(rows: Sequence[Row], x: str) -> Figure:
         axes.set_xlim(left=0)
     round_ticks(axes.yaxis, 6, is_log=True)
     axes.grid(axis="y")
-    axes.set_xlabel(x_label)
+    axes.set_xlabel("minutes of training")
     add_legend(figure)
     return figure
 

@@ -29,20 +29,19 @@ def demo_page(results: Row) -> str:
     page = Page("Place names of the world", figures=_key_figures(results["models"]))
     page.lead = f"Models that read {results['texts']:,} place names with their coordinates, and no map."
     page.add_findings(results["cautions"])
-    curves = []
-    if charts.has_curve(results["curves"]):
-        curves.append(Chart(charts.learning_curves(results["curves"], "minutes"), "Perplexity on held-out names"))
+    has_curve = charts.has_curve(results["curves"])
+    curves = Chart(charts.learning_curves(results["curves"]), "Perplexity on held-out names") if has_curve else None
     confusion = charts.confusion_matrix(results["confusion"]["labels"], results["confusion"]["counts"])
     caption = "Rows: true countries. Columns: predicted countries, in % of the row."
-    page.add("Four ways to use the context", [*curves, Chart(confusion, "Classification by country", caption)])
+    page.add("Four ways to use the context", [curves, Chart(confusion, "Classification by country", caption)])
     countries = [{**row, "names": row["count"]} for row in results["countries"]]
     country_formats = {"country": "", "accuracy": ".1%", "names": ","}
     page.add("Models", tables=[make_table(*results["models"].table())])
     page.add("Countries", tables=[make_table(countries, country_formats)])
     page.remarks += [
-        f"training and evaluation took {results['minutes']:.1f} minutes on {results['machine']}",
-        f"maps show the posterior probability of each point given the name, with a uniform prior over "
-        f"{results['prior']}; each map has its own scale of brightness",
+        f"training and evaluation took {results['minutes']:.1f} minutes",
+        "maps show the posterior probability of each point given the name, with a uniform prior over all inhabited "
+        "points of a grid; each map has its own scale of brightness",
         "a name is assigned to the country at whose centre it is most probable (Bayes' rule with a uniform prior); no "
         "classifier was trained",
         *results["models"].notes(),
@@ -55,11 +54,8 @@ def demo_page(results: Row) -> str:
 
 
 def _key_figures(models: Comparison) -> list[tuple[str, str]]:
-    """Return the perplexity and the accuracy of the last model, FactorCell, with those that they compare to."""
     first, *_, last = models
-    figures = [
-        (f"{row['perplexity']:.2f}", f"perplexity, {charts.display_name(row['model'])}") for row in (last, first)
-    ]
+    figures = [(f"{row['perplexity']:.2f}", f"perplexity, {row['model']}") for row in (last, first)]
     if last.get("accuracy") is not None:
         figures.append((f"{last['accuracy']:.1%}", "of held-out names assigned to their country"))
         figures.append((f"{last['majority']:.1%}", "accuracy of the majority class"))
@@ -67,7 +63,6 @@ def _key_figures(models: Comparison) -> list[tuple[str, str]]:
 
 
 def _map(entry: Row) -> Row:
-    """Return the name, the caption and the image of the map of a name's posterior."""
     best = best_point(entry)
     [[distance]] = great_circle_distances(np.array([best]), np.array([entry["true"]])).tolist()
     image = charts.png(world_map(entry, entry["text"], entry["true"]), MAP_SCALE)

@@ -52,7 +52,6 @@ def embeddings_page(name: str, results: Row) -> str:
 
 
 def _neighbours(rows: Sequence[Row]) -> Table | None:
-    """Return a table of the nearest neighbours of each value, the nearest first."""
     title = "nearest neighbours (cosine of the embeddings)"
     neighbours: dict[str, list[str]] = {}  # by value
     for row in rows:

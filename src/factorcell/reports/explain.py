@@ -1,7 +1,6 @@
 """The page of `factorcell explain`: texts whose tokens are shaded by their log-likelihood ratio.
 
-Readers who cannot distinguish the colours lose no information. A token that is more probable in the first context has a
-bar above it, a token that is more probable in the second context has a bar below it, and tables list all values.
+Bars above and below the tokens show the signs to readers who cannot distinguish the colours.
 """
 
 import itertools
@@ -10,35 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from factorcell.evaluation.explaining.likelihood_ratios import STRENGTHS, has_evidence, strength, with_evidence
-from factorcell.reports.charts import (
-    EXTRA_COLOURS,
-    HIGHER,
-    INK,
-    LOWER,
-    RULE,
-    WIDTH,
-    add_legend,
-    display_name,
-    styled,
-    truncate,
-    word_bars,
-)
+from factorcell.reports.charts import HIGHER, LOWER, truncate, word_bars
 from factorcell.reports.page import Chart, Page, Table, make_table
 from factorcell.reports.wording import readable_token, token_separator
 
 Row = Mapping[str, Any]
 
-# Dashes distinguish the curves in addition to colours.
-DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))
-MAX_NAMED_TOKENS = 45  # longer texts have the names of some of their tokens below the curves
 FULL_SHADE_NATS = 3.0  # log-likelihood ratio at which a token has the full shade
 FULL_SHADE_OPACITY = 0.72  # low enough that text on the shade stays readable
 MIN_NATS = 0.1  # smallest sum of ratios of a word in a chart
 WORD_COUNT = 10  # tokens in the chart of each model that favour the first context, and that favour the second
-FIGURE_TEXTS = 20  # maximum number of texts whose posterior is drawn; the tables have all texts
 RATIO_REMARKS = (
     "the log-likelihood ratio of a token is log p(token | preceding tokens, {first}) - log p(token | preceding tokens, "
     "{second}) in nats; the ratios of a text, including its end (¶), add up to the ratio of the whole text",
@@ -49,33 +31,27 @@ RATIO_REMARKS = (
 POSTERIOR_REMARK = "posteriors are computed by Bayes' rule with a uniform prior"
 
 
-def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequence[str] = ()) -> str:
+def explanation_page(name: str, rows: Sequence[Row], cautions: Sequence[str] = ()) -> str:
     """Return the page of `factorcell explain` for the model `name`."""
     contexts = list(rows[0]["posterior"])
     rows_by_model: dict[str, list[Row]] = {}
     for row in rows:
-        rows_by_model.setdefault(display_name(row.get("model", "")), []).append(row)
-    page = Page(f"Explanations by {display_name(name)}", "factorcell explain", f"Compared: {', '.join(contexts)}.")
+        rows_by_model.setdefault(row.get("model", ""), []).append(row)
+    page = Page(f"Explanations by {name}", "factorcell explain", f"Compared: {', '.join(contexts)}.")
     page.add_findings(cautions)
-    evidence, texts = [], shaded_texts(rows)
+    texts = _shaded_texts(rows)
     if texts:
         first, second = contexts
         page.remarks += [remark.format(first=first, second=second) for remark in RATIO_REMARKS]
-        evidence = list(word_charts(rows_by_model, f"Words that favour {first} (right) or {second} (left), nats"))
-    evidence += [
-        Chart(running_posterior(row), f"Probability after every token: {_text_name(row)}")
-        for row in rows[:FIGURE_TEXTS]
-    ]
-    page.add("Evidence", evidence)
+        title = f"Words that favour {first} (right) or {second} (left), nats"
+        page.add("Evidence", list(word_charts(rows_by_model, title)))
     page.add("Probability of each context", tables=[_posterior_table(rows, contexts)])
     page.add("All tokens", tables=list(map(_value_table, rows)))
     page.remarks.append(POSTERIOR_REMARK)
-    page.remarks += [f"all values are computed from the mean log likelihoods of {runs} runs"] if runs > 1 else []
-    return page.render("explain.html", legend=shade_legend(contexts), texts=texts)
+    return page.render("explain.html", legend=_shade_legend(contexts), texts=texts)
 
 
 def _posterior_table(rows: Sequence[Row], contexts: Sequence[str]) -> Table | None:
-    """Return a table of the posterior of each text, and of its ratio with and without tokens without evidence."""
     ratio, supported_ratio = "ratio in nats", "without words without evidence"
     lines = []
     for row in rows:
@@ -87,21 +63,19 @@ def _posterior_table(rows: Sequence[Row], contexts: Sequence[str]) -> Table | No
 
 
 def _text_name(row: Row) -> str:
-    """Return the beginning of a text, and the model if there are several."""
-    return truncate(row["text"], 40) + (f", {display_name(row['model'])}" if row.get("model") else "")
+    return truncate(row["text"], 40) + (f", {row['model']}" if row.get("model") else "")
 
 
-def shade_legend(contexts: Sequence[str]) -> list[Row]:
-    """Return the name and the shade of each of the first two contexts."""
+def _shade_legend(contexts: Sequence[str]) -> list[Row]:
     signs = zip(contexts, (1, -1), strict=False)
     return [{"name": name, "style": f"color: var(--ink); {_style(sign * FULL_SHADE_NATS)}"} for name, sign in signs]
 
 
-def shaded_texts(rows: Sequence[Row]) -> list[Row]:
+def _shaded_texts(rows: Sequence[Row]) -> list[Row]:
     """Return the tokens of each text with their shades, for the templates; empty with more than two contexts."""
     return [
         {
-            "model": display_name(row["model"]) if row.get("model") else "",
+            "model": row.get("model", ""),
             "separator": token_separator(row["tokenizer"]),
             "tokens": list(map(_shaded_token, row["tokens"])),
             "total": f"{row['ratio']:+.2f} nats in total",
@@ -144,7 +118,6 @@ def word_charts(rows_by_model: Mapping[str, Sequence[Row]], title: str) -> Itera
 
 
 def _value_table(row: Row) -> Table | None:
-    """Return a folded table of the nats, the ratio and the posterior of every token of a text."""
     contexts = list(row["posterior"])
     formats = {"token": "", **{f"nats given {context}": ".3f" for context in contexts}}
     formats |= {"ratio": "+.3f", **{f"p({context})": ".3f" for context in contexts}}
@@ -158,27 +131,3 @@ def _value_table(row: Row) -> Table | None:
         for token in row["tokens"]
     ]
     return make_table(cells, formats, _text_name(row), is_folded=True)
-
-
-@styled()
-def running_posterior(row: Row) -> Figure:
-    """Draw the posterior of each context after every token of a text, from the uniform prior on."""
-    contexts = list(row["posterior"])
-    highest = sorted(contexts, key=lambda context: -row["posterior"][context])[: len(DASHES)]
-    palette = (HIGHER, LOWER) if len(contexts) == 2 else EXTRA_COLOURS
-    styles = dict(zip(filter(highest.__contains__, contexts), zip(palette, DASHES, strict=False), strict=False))
-    figure = Figure(figsize=(WIDTH, 2.2))
-    axes = figure.subplots()
-    for context in contexts:
-        posteriors = [1 / len(contexts), *(float(token["posterior"][context]) for token in row["tokens"])]
-        colour, dashes = styles.get(context, (RULE, "-"))
-        label = context[:40] if context in styles else None
-        axes.plot(range(len(posteriors)), posteriors, color=colour, ls=dashes, lw=1.6, label=label)
-    step = 1 + len(row["tokens"]) // MAX_NAMED_TOKENS
-    names = [truncate(readable_token(token["token"]), 14) for token in row["tokens"][::step]]
-    axes.set_xticks(range(1, len(row["tokens"]) + 1, step), names, rotation=90, fontsize=7, color=INK)
-    axes.set_ylim(-0.04, 1.04)
-    axes.set_yticks([0, 0.5, 1])
-    axes.grid(axis="y")
-    add_legend(figure)
-    return figure

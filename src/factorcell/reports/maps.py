@@ -1,13 +1,7 @@
-"""World maps of the posterior probability of places given a text.
+"""World maps of the posterior probability of places given a text, in the Equal Earth projection.
 
-Equal Earth projection (Savric, Patterson and Jenny 2018), with sin(t) = sqrt(3)/2 sin(lat):
-
-    x = 2 sqrt(3) lon cos(t) / (3 p'(t)),    y = p(t),    p(t) = A1 t + A2 t^3 + A3 t^7 + A4 t^9
-
-Here lat and lon are a latitude and a longitude in radians, t is an auxiliary angle, p' is the derivative of the
-polynomial p, and A1 to A4 are constants.
-
-Shapes: a grid has n latitudes and m longitudes, an image has h rows and w columns.
+Savric, Patterson and Jenny (2018): x = 2 sqrt(3) lon cos(t) / (3 p'(t)) and y = p(t) with sin(t) = sqrt(3)/2 sin(lat)
+and p(t) = A1 t + A2 t^3 + A3 t^7 + A4 t^9. A grid has n latitudes and m longitudes.
 """
 
 import json
@@ -20,11 +14,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter, zoom
 
 Row = Mapping[str, Any]
 Array = NDArray[np.float64]
@@ -37,6 +32,7 @@ FONTS = ["STIXGeneral", "DejaVu Serif"]
 CENTRE = 11.0  # longitude of the central meridian in degrees, chosen so that the map is cut in the Bering Strait
 SOUTH, NORTH = -57.0, 83.5  # latitudes of the edges of the map, which excludes Antarctica
 WIDTH = 9.0  # inches
+ZOOM = 5  # points of the drawn light for each point of a grid
 A1, A2, A3, A4 = 1.340264, -0.081106, 0.000893, 0.003796  # the constants of the projection
 
 
@@ -103,63 +99,37 @@ def _wrap(lon: Any) -> Any:
 
 
 def _draw_land(axes: Axes) -> Path:
-    """Draw graticule, land, borders and coast; return the outline of the land."""
     graticule = [np.stack(project(np.full(2, lat), [-169, 191]), axis=1) for lat in range(-60, 90, 30)]
     lats = np.linspace(-85, 85, 60)
     graticule += [np.stack(project(lats, np.full(60, lon)), axis=1) for lon in range(-150, 190, 30)]
     axes.add_collection(LineCollection(graticule, colors=GRATICULE, linewidths=0.8, zorder=1))
     shapes = world()
-    rings, coast = [], []
-    for ring in shapes["land"]:
-        points = np.stack(project(ring[:, 1], ring[:, 0]), axis=1)
-        closed = np.vstack([points, points[:1]])
-        rings.append(Path(closed, closed=True))
-        # A line between two points at the edge of the map is a cut through the land, not a coast.
-        is_at_edge = np.isin(ring[:, 0], (-169.0, 191.0))
-        cut_starts = np.flatnonzero(is_at_edge & np.roll(is_at_edge, -1))
-        coast += [part for part in np.split(closed, cut_starts + 1) if len(part) > 1]
-    outline = Path.make_compound_path(*rings)
+    rings = [np.stack(project(ring[:, 1], ring[:, 0]), axis=1) for ring in shapes["land"]]
+    outline = Path.make_compound_path(*(Path([*ring, ring[0]], closed=True) for ring in rings))
     axes.add_patch(PathPatch(outline, facecolor=LAND, lw=0, zorder=2))
+    axes.add_patch(PathPatch(outline, fill=False, edgecolor=COAST, lw=0.55, alpha=0.75, zorder=6))
     borders = [np.stack(project(line[:, 1], line[:, 0]), axis=1) for line in shapes["borders"]]
     axes.add_collection(LineCollection(borders, colors=BORDER, linewidths=0.5, zorder=3))
-    axes.add_collection(LineCollection(coast, colors=COAST, linewidths=0.55, alpha=0.75, zorder=6))
     return outline
 
 
 def _draw_light(axes: Axes, grid: Row, land: Path) -> None:
-    """Draw the smoothed posterior: in full brightness on land, dimmed at sea and far from the points of the grid."""
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    x = np.linspace(left, right, 900)
-    y = np.linspace(bottom, top, round(900 * (top - bottom) / (right - left)))
-    # The projection is inverted: y depends only on the latitude, and x is proportional to the distance from `CENTRE`.
-    known_lat = np.linspace(SOUTH - 1, NORTH + 5, 1000)
-    _, known_y = project(known_lat, CENTRE)
-    lat = np.interp(y, known_y, known_lat)
-    x_per_degree, _ = project(lat, CENTRE + 1)
-    lon = CENTRE + x[None, :] / x_per_degree[:, None]
-    probability = np.asarray(grid["probability"], dtype=float)
-    # `weight` is 1 where all near grid points have a probability, and 0 where none has one.
-    weight = _interpolate(grid, np.isfinite(probability).astype(float), lat, lon) * (abs(lon - CENTRE) <= 180)
-    # Division by the weight gives a mean over the points that have a probability.
-    values = _interpolate(grid, np.nan_to_num(probability), lat, lon)
-    values = np.maximum(values, 0.0) * (weight > 0) / np.maximum(weight, 0.2)
+    lat, lon = np.asarray(grid["lat"], dtype=float), _wrap(np.asarray(grid["lon"], dtype=float))
+    order = np.argsort(lon)
+    order = np.concatenate([order[-1:], order, order[:1]])  # the grid continues at both edges of the map
+    lon = lon[order] + [-360, *[0] * len(lon), 360]
+    probability = np.asarray(grid["probability"], dtype=float)[:, order]
+    # The smoothed probability is a mean over the near points that have one.
+    weight = gaussian_filter(np.isfinite(probability).astype(float), 0.6)
+    values = gaussian_filter(np.nan_to_num(probability), 0.6) / np.maximum(weight, 0.2)
+    lat, lon, values = zoom(lat, ZOOM, order=1), zoom(lon, ZOOM, order=1), zoom(values, ZOOM, order=1)
+    x, y = project(lat[:, None], np.clip(lon, CENTRE - 180, CENTRE + 180))
     brightness = np.sqrt(values / (values.max() or 1.0))
     rise = np.clip(brightness / 0.32, 0, 1)
     opacity = 0.94 * rise**2 * (3 - 2 * rise)  # rises smoothly from 0 to 0.94
-    image = GLOW(brightness)  # RGBA
-    image[..., 3] = opacity
-    options: dict[str, Any] = {"extent": (left, right, bottom, top), "origin": "lower", "aspect": "auto"}
-    options["interpolation"] = "bilinear"
-    axes.imshow(image, zorder=4, **options).set_clip_path(PathPatch(land, transform=axes.transData))
-    image[..., 3] *= 0.4 * np.clip(1.5 * weight, 0, 1)
-    axes.imshow(image, zorder=1.5, **options)
-
-
-def _interpolate(grid: Row, values: Array, lat: Array, lon: Array) -> Array:
-    """Smooth `values` (n, m) of a grid and interpolate them at `lat` (h,) and `lon` (h, w)."""
-    smoothing_kernel = (1 / 6, 4 / 6, 1 / 6)
-    for axis in (0, 1):
-        values = np.apply_along_axis(np.convolve, axis, values, smoothing_kernel, "same")
-    rows = np.stack([np.interp(lat, grid["lat"], column, left=0, right=0) for column in values.T], axis=1)
-    # Each row of the image has its own longitudes.
-    return np.stack([np.interp(row_lon, grid["lon"], row, period=360) for row_lon, row in zip(lon, rows, strict=True)])
+    for background, zorder, share in ((LAND, 2.5, 1.0), (SEA, 0.5, 0.4)):
+        alpha = share * opacity[..., None]
+        image = (1 - alpha) * np.array(to_rgb(background)) + alpha * GLOW(brightness)[..., :3]
+        mesh = axes.pcolormesh(x, np.broadcast_to(y, x.shape), image, shading="nearest", zorder=zorder)
+        if background == LAND:
+            mesh.set_clip_path(PathPatch(land, transform=axes.transData))

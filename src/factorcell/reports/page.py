@@ -105,21 +105,11 @@ class Page:
 
     def render(self, template: str = "layout.html", **values: Any) -> str:
         """Return the HTML of the page; `values` are the variables of a template that extends the layout."""
-        return render(template, page=self, **values)
-
-
-def render(template: str, **values: Any) -> str:
-    """Return the HTML of a template, with escapes for characters that hide or reverse others."""
-    environment = Environment(
-        loader=PackageLoader("factorcell.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["split_interval"] = split_interval
-    environment.globals.update(best_mark=BEST_MARK, missing=MISSING)
-    return escape_hidden_lines(environment.get_template(template).render(values))
+        options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+        environment = Environment(loader=PackageLoader("factorcell.reports"), **options)
+        environment.filters["split_interval"] = split_interval
+        environment.globals.update(best_mark=BEST_MARK, missing=MISSING)
+        return escape_hidden_lines(environment.get_template(template).render(page=self, **values))
 
 
 def split_interval(text: str) -> tuple[str, str]:
@@ -133,11 +123,8 @@ def make_table(
 ) -> Table | None:
     """Return a table without empty columns; None without rows.
 
-    Args:
-        rows: The values by column; a missing value and a number that is not finite are shown as a dash.
-        columns: The columns in their order, or a mapping from columns to the formats of their numbers.
-        title: The title of the table.
-        is_folded: Whether the reader opens the table by its title.
+    `columns` are the columns in their order, or a mapping from columns to the formats of their numbers. A missing value
+    and a number that is not finite are shown as a dash. If `is_folded`, the reader opens the table by its title.
     """
     formats = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
     texts = {
@@ -155,7 +142,6 @@ def make_table(
 
 
 def _cell_text(value: Any, number_format: str) -> str:
-    """Return the text of a value; a dash for a missing value and for a number that is not finite."""
     if value in (None, "", "-") or (isinstance(value, float) and not is_number(value)):
         return MISSING
     return value if isinstance(value, str) else format(value, number_format)

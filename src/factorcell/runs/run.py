@@ -287,8 +287,8 @@ class Run(TextModel):
                 for one context, which may be mistyped, and "group" for tables.
 
         Returns:
-            A row for each text: the index of the text in the source as `row`, `nats`, `targets`, `perplexity`, and
-            `tokens` if requested.
+            A row for each text: the index of the text in the source as `row`, `nats`, `targets`, `perplexity`, the
+            number of `unknown_targets`, which are out of vocabulary, and `tokens` if requested.
 
         Raises:
             UserError: The source cannot be read, a value is unknown, or a text is longer than the backbone can read.
@@ -306,7 +306,6 @@ class Run(TextModel):
     predict, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))
     export = LazyMethod("export", "factorcell.runs.exporting")
     report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
-    _repr_html_ = LazyMethod("run_html", "factorcell.reports.notebook")
 
 
 def _load_integers(path: Path, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Facts about a run: `train` logs them as a block, a notebook shows them as a table, and the model card as a list.
+"""Facts about a run: `train` logs them as a block, and the model card shows them as a list.
 
 The card has names of files and folders but no paths, and no ids of users, so that it can be published.
 """
@@ -183,12 +183,12 @@ def result_facts(run: Run) -> Iterator[Fact]:
     context = facts.get("context") or {}
     gain = Interval.from_row(context, UNKNOWN_CONTEXT_GAIN)
     if gain and not context.get("only_unknown_users"):
-        significance = ", not significant" if gain.low is not None and not gain.sign else ""
         reference = gain_title(UNKNOWN_CONTEXT_GAIN).removeprefix("gain ")
-        yield "gain", f"{gain.format_estimate('.1f', 100.0, '%')} {reference}{significance}"
+        yield "gain", f"{gain.to_text('.1f', 100.0, '%')} {reference}"
     if perplexities := facts.get("ngram", {}).get("perplexity"):
         counts, mixture = (format_number(perplexities[name], ".2f") for name in ("ngram", "mixture"))
-        yield "n-grams", f"{counts}, mixture with the model {mixture}"
+        components = ", ".join(facts["ngram"]["components"])
+        yield "n-grams", f"{counts}, mixture with the model {mixture} ({components})"
     row = facts.get("completion") or {}
     if row.get("mrr") is not None:
         sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))

@@ -10,19 +10,17 @@ All methods block and may be called from any thread. They raise a `UserError` fo
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 import msgspec
-from msgspec import structs
+from msgspec.structs import replace
 
 from factorcell.completion.completer import TypedText
 from factorcell.completion.search import Stop
 from factorcell.completion.texts import check_text, clean_text
 from factorcell.errors import UserError
-from factorcell.service import changes
-from factorcell.service.changes import Change
+from factorcell.service import exports
 from factorcell.service.learning import Relearner, ServedModel
 from factorcell.service.messages import (
     AcceptResult,
@@ -31,7 +29,6 @@ from factorcell.service.messages import (
     Outcome,
     Profile,
     Result,
-    SavedText,
 )
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import (
@@ -43,7 +40,7 @@ from factorcell.service.record import (
     checked_context,
     checked_id,
 )
-from factorcell.service.stores.store import CircuitBreakerStore, Store
+from factorcell.service.stores.store import WRITE_TIMEOUT, CircuitBreakerStore, Store, update
 
 LOCK_COUNT = 1024  # number of write locks of a process; users with equal hashes (modulo LOCK_COUNT) share a lock
 CACHE_SIZE = 1000  # maximum number of cached `TypedText` objects
@@ -52,6 +49,7 @@ MAX_LEARNED_TEXTS = 50  # `relearn` saves the learned state after this number of
 MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached `TypedText`
 
 Context = Mapping[str, Any]
+Change = Callable[[Record], Record]
 
 
 class UserExistsError(UserError):
@@ -80,19 +78,20 @@ class Service:
     ) -> None:
         self.model, self.clock = model, clock
         self.store, self.privacy = CircuitBreakerStore(store), privacy or Privacy()
-        self._typed_texts = TypedTextCache(cache_size)
+        self._cache_size, self._cache_lock = cache_size, threading.Lock()
+        self._typed_texts: dict[Hashable, TypedText] = {}  # the least recently used one first
         self._locks = [threading.Lock() for _ in range(LOCK_COUNT)]
         self._relearner = Relearner(self.relearn)
 
     def replace_model(self, model: ServedModel) -> None:
         """Serve another model from now on; the model learns a user's saved texts after that user's next request."""
         self.model = model
-        self._typed_texts.clear()
+        self._typed_texts = {}
 
     def complete(
         self, request: CompletionRequest, deadline: float | None = None, stop: Stop | None = None
     ) -> Completions:
-        """Return the best texts that continue the text before the cursor, for an unknown user if the store fails.
+        """Return the best texts that continue the typed text, for an unknown user if the store fails.
 
         Args:
             request: The typed text, its user and its context.
@@ -104,7 +103,8 @@ class Service:
         """
         if deadline is None and request.deadline_ms is not None:
             deadline = time.monotonic() + request.deadline_ms / 1000
-        prefix, context, model = _text_before_cursor(request), checked_context(request.context), self.model
+        prefix, context = check_text(request.query, "query"), checked_context(request.context)
+        model = self.model
         user = None if request.user is None or not request.learn else checked_id(request.user)
         degraded: Literal["time", "store"] | None = None
         try:
@@ -158,41 +158,39 @@ class Service:
 
         def change(record: Record) -> Record:
             nonlocal result
-            if (number := changes.find_text_number(record, key, text)) is not None:
+            number = None if key is None else record.number_of(key)
+            if number is not None:
                 result = AcceptResult(outcome="repeated", number=number)
+                # A text that is no longer saved cannot be compared; it counts as equal.
+                if text != next((saved.text for saved in record.texts if saved.number == number), text):
+                    raise UserError("idempotency key: it was used with another text; use a new key for each text")
                 return record
             if record.paused:
                 result = AcceptResult(outcome="paused")
-                return changes.set_paused(record, True)
-            new_text = StoredText(record.last_number + 1, text, self._now(), context_values)
-            after = changes.add_text(record, new_text, key, model, self.privacy)
+                return replace(record)  # a new object is written, which renews `updated_at`: `expire` keeps the pause
+            after = record.with_text(StoredText(record.last_number + 1, text, self._now(), context_values), key)
+            if model.has_learned(record):
+                after = model.learn(after)
             outcome: Outcome = "learned" if model.has_learned(after) else "kept"
-            result = AcceptResult(outcome=outcome, number=new_text.number, truncated=is_truncated)
-            return after
+            result = AcceptResult(outcome=outcome, number=after.last_number, truncated=is_truncated)
+            return replace(after, texts=self.privacy.newest(after.texts))
 
         _, after = self._change(user, change)
         if result.outcome == "kept":
             self._relearner.add(user)
-        return structs.replace(result, user_version=after.version)
+        return replace(result, user_version=after.version)
 
     def show(self, user: str) -> Profile | None:
-        """Return the saved data of a user, or None if the store has no record of the user."""
+        """Return the saved data of a user, which `restore` reads, or None if the store has no record of the user."""
         record = self.store.read(checked_id(user))
         if record is None:
             return None
-        return Profile(
-            user=user,
-            version=record.version,
-            accepted=record.last_number,
-            paused=record.paused,
-            learned=self.model.has_learned(record),
-            texts=msgspec.convert(record.texts, list[SavedText], from_attributes=True),
-        )
-
-    def export(self, user: str) -> dict[str, Any] | None:
-        """Return the texts and settings of a user as JSON values, which `restore` reads; None if there is no record."""
-        record = self.store.read(checked_id(user))
-        return None if record is None else changes.export_record(record)
+        details = {
+            "version": record.version,
+            "accepted": record.last_number,
+            "learned": self.model.has_learned(record),
+        }
+        return msgspec.convert(exports.export_record(record) | details, Profile)
 
     def restore(self, exported_user: Any) -> str:
         """Save an exported user; a background thread then learns the user's texts.
@@ -200,7 +198,7 @@ class Service:
         This method omits empty texts and texts that the privacy rules of this service do not allow.
 
         Args:
-            exported_user: The JSON values that `export` returned.
+            exported_user: A `Profile`, or its JSON values.
 
         Returns:
             The id of the user.
@@ -209,7 +207,7 @@ class Service:
             UserError: `exported_user` does not have the form of such values.
             UserExistsError: The store already has a user with this id.
         """
-        record, _ = changes.import_record(exported_user, self.privacy, self._now())
+        record, _ = exports.import_record(exported_user, self.privacy, self._now())
         if not self.store.write(record, expected_version=None):
             raise UserExistsError("the store already has a user with this id; delete that user first")
         self._relearner.add(record.user)
@@ -218,25 +216,28 @@ class Service:
     def delete(self, user: str) -> bool:
         """Delete a user from the store, and clear the cache; return whether the store had a record of the user."""
         had_record = self.store.delete(checked_id(user))
-        self._typed_texts.clear()
+        self._typed_texts = {}
         return had_record
 
     def forget(self, user: str, text: str) -> int:
         """Delete all texts of a user that the service suggests as `text`, and return the number of deleted texts.
 
-        This method also deletes everything that the model learned from the user. A background thread then learns the
-        remaining texts again, as if the user had never accepted the deleted text.
+        Case and characters that look alike make no difference. This method also deletes everything that the model
+        learned from the user. A background thread then learns the remaining texts again, as if the user had never
+        accepted the deleted text.
         """
-        key = self.model.suggested_form
-        return self._remove_texts(user, lambda record: changes.remove_text(record, clean_text(text), key))
+        text, normalize = check_text(text), self.model.run.tokenizer.normalize
+        return self._remove_texts(user, lambda record: record.without_text(text, normalize))
 
     def undo(self, user: str) -> int:
         """Delete the newest text of a user as `forget` does, and return the number of deleted texts, 0 or 1."""
-        return self._remove_texts(user, lambda record: changes.keep_texts(record, record.texts[:-1]))
+        return self._remove_texts(user, lambda record: record.with_texts(record.texts[:-1]))
 
     def pause(self, user: str, paused: bool = True) -> None:
         """Stop saving and learning texts of a user; with `paused=False`, start again."""
-        self._change(checked_id(user), lambda record: changes.set_paused(record, paused))
+        self._change(
+            checked_id(user), lambda record: replace(record, paused=paused) if paused or record.paused else record
+        )
 
     def relearn(self, user: str) -> bool:
         """Learn the saved texts of a user that the model has not learned yet; return False if some remain.
@@ -250,11 +251,11 @@ class Service:
             if record is None or model.has_learned(record):
                 return True
             learned = model.learn(record, max_texts=MAX_LEARNED_TEXTS)
-            after = structs.replace(learned, version=record.version + 1)
+            after = replace(learned, version=record.version + 1)
             failure_count += not self.store.write(after, expected_version=record.version)
         return False
 
-    def wait_for_learning(self, seconds: float = changes.WRITE_TIMEOUT) -> bool:
+    def wait_for_learning(self, seconds: float = WRITE_TIMEOUT) -> bool:
         """Wait until the background thread has processed all queued users; return False after `seconds` of waiting."""
         return self._relearner.wait_until_idle(seconds)
 
@@ -299,15 +300,22 @@ class Service:
             start = model.begin(record, context, unknown)
         typed_text = model.completer.type_text(start, prefix)
         if record is None or model.has_learned(record):
-            self._typed_texts.put(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start)
+            self._cache(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start)
         else:  # nothing is cached, so the next request reads the record again
             self._relearner.add(record.user)
         return version, typed_text
 
+    def _cache(self, key: Hashable, typed_text: TypedText) -> None:
+        with self._cache_lock:
+            self._typed_texts.pop(key, None)
+            self._typed_texts[key] = typed_text
+            if len(self._typed_texts) > self._cache_size:
+                del self._typed_texts[next(iter(self._typed_texts))]
+
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
         """Apply a change under the lock of the user: without locks, some writers would retry and never succeed."""
         with self._locks[hash(user) % LOCK_COUNT]:
-            return changes.apply(self.store, user, change, self._now)
+            return update(self.store, user, change, self._now)
 
     def _remove_texts(self, user: str, change: Change) -> int:
         """Apply a change that removes texts; return the number of removed texts."""
@@ -326,41 +334,9 @@ class Service:
             return
         has_new_texts = any(text.time >= cutoff for text in record.texts)
         has_new_pause = record.paused and record.updated_at >= cutoff
-        if not has_new_texts and not has_new_pause:
+        if has_new_texts or has_new_pause:
+            self._remove_texts(
+                user, lambda latest: latest.with_texts(tuple(saved for saved in latest.texts if saved.time >= cutoff))
+            )
+        else:
             self.store.delete(user, expected_version=record.version)
-            return
-        self._remove_texts(user, lambda latest: changes.remove_texts_before(latest, cutoff))
-
-
-class TypedTextCache:
-    """A thread-safe cache with at most `max_size` typed texts, which drops the least recently used ones."""
-
-    def __init__(self, max_size: int) -> None:
-        self.max_size = max_size
-        self._values: OrderedDict[Hashable, TypedText] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> TypedText | None:
-        with self._lock:
-            return self._values.get(key)
-
-    def put(self, key: Hashable, value: TypedText) -> None:
-        with self._lock:
-            self._values[key] = value
-            self._values.move_to_end(key)
-            while len(self._values) > self.max_size:
-                self._values.popitem(last=False)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._values.clear()
-
-
-def _text_before_cursor(request: CompletionRequest) -> str:
-    """Return the text before the cursor; raise a `UserError` if the text or the cursor is invalid."""
-    query, cursor = check_text(request.query, "query"), request.cursor
-    if cursor is None:
-        return query
-    if type(cursor) is not int or not 0 <= cursor <= len(query):
-        raise UserError(f"cursor: expected a position in the query, from 0 to {len(query)}, got {cursor!r:.30}")
-    return query[:cursor]

@@ -8,7 +8,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,6 @@ from factorcell.completion.online import Learner, LearningRule, User, distinguis
 from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.baselines import load_priors
 from factorcell.runs.run import Run
 from factorcell.service.record import DIGEST_SIZE, LearnedState, Record, StoredText, StoreError, log_unexpected_error
 
@@ -34,7 +33,6 @@ class ServedModel:
     Attributes:
         completer: A `Blend` if the run distinguishes users and has popular texts, otherwise a `Completer`.
         identity: A digest of the weights and of the learning rule.
-        priors: The conditional priors with which the run classifies, by target.
     """
 
     def __init__(self, run: Run, *, typos: int = 0, is_allowed: TextFilter | None = None) -> None:
@@ -51,7 +49,6 @@ class ServedModel:
         if not run.fingerprint:
             raise UserError(f"{run.folder}: no trained weights; train the run first")
         self.run = run
-        self.priors = load_priors(run.folder, run.schema)
         self._learner = Learner(run, unknown=LEARNING_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
@@ -127,15 +124,11 @@ class ServedModel:
         last_number = learned_now[-1].number if len(learned_now) < len(new_texts) else record.last_number
         return record.with_state(LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes()))
 
-    def suggested_form(self, text: str) -> str:
-        """Return an accepted text as the service suggests it: normalized by the tokenizer and in canonical form."""
-        return same_text(self.run.tokenizer.normalize(text))
-
     def _user_after(self, state: LearnedState | None, texts: Sequence[StoredText]) -> User:
         """Return the user with a learned state, and with the newest of `texts` as history."""
         user = self.learner.new() if state is None else User.from_bytes(state.user_bytes)
-        newest_texts = texts[-MAX_HISTORY:]
-        return replace(user, history=History(tuple(self.suggested_form(saved.text) for saved in newest_texts)))
+        newest_texts = [self.run.tokenizer.normalize(saved.text) for saved in texts[-MAX_HISTORY:]]
+        return replace(user, history=History(tuple(map(same_text, newest_texts))))
 
     def _learn_one(self, user: User, saved: StoredText) -> User:
         """Return the user after learning a text with its context, or without it if the model does not know it."""
@@ -163,25 +156,21 @@ class Relearner:
         self._queued: set[str] = set()
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(1, "factorcell-relearning")
-        self._newest_task: Future[None] | None = None  # the task of the user queued last
-        self._is_closed = False
 
     def add(self, user: str) -> None:
         """Queue a user, unless the user is queued already, the queue is full, or `close` was called."""
         with self._lock:
-            if self._is_closed or user in self._queued or len(self._queued) >= MAX_QUEUED:
-                return
-            self._queued.add(user)
-            self._newest_task = self._executor.submit(self._run, user)
+            if user not in self._queued and len(self._queued) < MAX_QUEUED:
+                with suppress(RuntimeError):  # `close` was called
+                    self._executor.submit(self._run, user)
+                    self._queued.add(user)
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait until the thread has processed all queued users; return False after `seconds` of waiting."""
-        return self._newest_task is None or not wait([self._newest_task], seconds).not_done
+        return not wait([self._executor.submit(int)], seconds).not_done  # the last task of the only thread
 
     def close(self) -> None:
         """Finish learning the current user and drop the queue."""
-        with self._lock:
-            self._is_closed = True
         self._executor.shutdown(cancel_futures=True)
 
     def _run(self, user: str) -> None:

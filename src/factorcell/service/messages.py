@@ -6,14 +6,10 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from factorcell.completion.texts import MAX_BYTES
-from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_VALUE_LENGTH, ContextValue
+from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_VALUE_LENGTH
 
 MAX_RESULTS = 100  # suggestions per request
 MAX_DEADLINE = 10_000  # maximum milliseconds for a completion
-MAX_INTEGER = (1 << 53) - 1  # the largest integer that every JSON parser reads exactly
-MAX_TEXTS, MAX_CANDIDATES, MAX_HYPOTHESES, MAX_TOKENS = 256, 1000, 1000, 1000  # maximum numbers per request
-MAX_PROMPT = 1000  # maximum number of characters of a prompt; the model reads the characters one by one
-MAX_SCORE = 1e30  # largest absolute value of a score or a weight
 
 UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="user id of printable characters")]
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="the whole text")]
@@ -22,8 +18,6 @@ Context = Annotated[Mapping[str, Value], Meta(description="context values by col
 UNKNOWN_HELP = "rare and unseen context values: refuse (error), read as rare (group) or missing (expected)"
 Unknown = Annotated[Literal["error", "group", "expected"], Meta(description=UNKNOWN_HELP)]
 Milliseconds = Annotated[int, Meta(ge=1, le=MAX_DEADLINE)]
-WholeNumber = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
-Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 
@@ -38,9 +32,8 @@ class RequestMessage(Struct, kw_only=True, forbid_unknown_fields=True, omit_defa
 class CompletionRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A text that a user is typing."""
 
-    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the text that the user has typed")]
+    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the text before the cursor")]
     user: Annotated[UserId | None, Meta(description="id of the user; by default an unknown user")] = None
-    cursor: Annotated[WholeNumber | None, Meta(description="characters before the cursor; by default all")] = None
     context: Context = {}
     unknown: Unknown = "error"
     limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS, description="maximum number of suggestions")] = 10
@@ -50,7 +43,7 @@ class CompletionRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Result(Message):
-    """A suggestion: a whole text that continues the text before the cursor."""
+    """A suggestion: a whole text that continues the query."""
 
     text: str
     source: Annotated[str, Meta(description="model, popularity, history, or several joined by +")]
@@ -108,37 +101,8 @@ class AcceptResult(Message):
     truncated: bool = False
 
 
-class SavedText(Message):
-    """A saved text with its number, its time in Unix seconds, and its context."""
-
-    number: int
-    text: str
-    time: int
-    context: dict[str, ContextValue]
-
-
-class Profile(Message):
-    """The saved data of a user.
-
-    Attributes:
-        user: The id of the user.
-        version: The version of the record.
-        accepted: Number of texts saved since the record was created, including deleted ones.
-        paused: Whether learning is paused.
-        learned: Whether the model has learned all saved texts.
-        texts: The saved texts, oldest first.
-    """
-
-    user: str
-    version: int
-    accepted: int
-    paused: bool
-    learned: bool
-    texts: list[SavedText]
-
-
 class ExportedText(Struct, kw_only=True):
-    """A text of a user in an export."""
+    """A saved text of a user."""
 
     text: Annotated[str, Meta(max_length=MAX_BYTES)]
     time: Annotated[int | float | str, Meta(description="Unix seconds, or a time such as 2026-11-21T18:30")]
@@ -146,12 +110,29 @@ class ExportedText(Struct, kw_only=True):
 
 
 class Export(Struct, kw_only=True):
-    """The texts and settings of a user. A model can learn the texts again, so an export has no learned state."""
+    """The texts, oldest first, and settings of a user. A model can learn the texts again."""
 
     format: Literal[1]
     user: UserId
     paused: bool
     texts: list[ExportedText]
+
+
+class Profile(Export):
+    """The saved data of a user, which can be imported as an `Export`.
+
+    Attributes:
+        user: The id of the user.
+        paused: Whether learning is paused.
+        texts: The saved texts, oldest first.
+        version: The version of the record.
+        accepted: Number of texts saved since the record was created, including deleted ones.
+        learned: Whether the model has learned all saved texts.
+    """
+
+    version: int
+    accepted: int
+    learned: bool
 
 
 class ForgetRequest(RequestMessage):
@@ -176,133 +157,6 @@ class PausedAnswer(Message):
     """Whether learning is paused. During a pause, texts of the user are neither saved nor learned."""
 
     paused: bool
-
-
-class UserAnswer(Message):
-    """The id of a user."""
-
-    user: str
-
-
-class ContextText(RequestMessage):
-    """A text and its context."""
-
-    text: Annotated[str, Meta(max_length=MAX_BYTES)]
-    context: Context = {}
-
-
-class ScoreRequest(RequestMessage):
-    """Texts to score without truncation. All texts must have values of the same context columns."""
-
-    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
-    unknown: Unknown = "error"
-
-
-class TextScore(Message):
-    """How well the model predicts a text and its end token.
-
-    `nats` is the negative log-likelihood in nats, `targets` is the number of predicted tokens, and `perplexity` is
-    exp(nats / targets).
-    """
-
-    nats: float
-    targets: int
-    perplexity: float
-
-
-class ScoreAnswer(Message):
-    """One score per text, in order."""
-
-    results: list[TextScore]
-
-
-class ClassifyRequest(RequestMessage):
-    """Texts to classify by their value of the column `target`.
-
-    `values` has the candidates; by default, all values of the column that the model knows are candidates.
-    """
-
-    target: Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
-    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
-    values: Annotated[list[str], Meta(max_length=MAX_CANDIDATES)] = []
-    unknown: Unknown = "error"
-
-
-class TextClass(Message):
-    """The most probable value for a text, and the probability of each candidate."""
-
-    value: str
-    probabilities: dict[str, float]
-    truncated: Annotated[bool, Meta(description="whether only the first max_tokens tokens were read")]
-
-
-class ClassifyAnswer(Message):
-    """One result per text, in order."""
-
-    results: list[TextClass]
-
-
-class Hypothesis(RequestMessage):
-    """A text that a recognizer proposes, and its scores by name, which are log probabilities in nats.
-
-    `lm` is the score of the recognizer's own language model.
-    """
-
-    text: Annotated[str, Meta(max_length=MAX_BYTES)]
-    scores: dict[str, Score] = {}
-
-
-class HypothesisList(RequestMessage):
-    """The hypotheses for one utterance in the order of the recognizer, best first. The model truncates none of them."""
-
-    hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MAX_HYPOTHESES)]
-    context: Context = {}
-
-
-class RescoreRequest(RequestMessage):
-    """N-best lists of hypotheses to rescore by a weighted sum of scores.
-
-    The sum also has two scores that the service computes: `model`, the log probability under the served model, and
-    `words`, the number of words. By default, the weight of `lm` and `model` is 0.5, the weight of `words` is 0, and the
-    weight of each other score is 1.
-    """
-
-    lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MAX_TEXTS)]
-    weights: dict[str, Score] = {}
-    unknown: Unknown = "error"
-
-
-class Rescored(Message):
-    """The best hypothesis of a list, and the place of this hypothesis in the list, counted from 1."""
-
-    text: str
-    place: int
-
-
-class RescoreAnswer(Message):
-    """One result per list, in order."""
-
-    results: list[Rescored]
-
-
-class GenerateRequest(RequestMessage):
-    """Options for generating a text token by token."""
-
-    context: Context = {}
-    unknown: Unknown = "error"
-    prompt: Annotated[str, Meta(max_length=MAX_PROMPT, description="beginning of the text")] = ""
-    temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="number of tokens to sample from; 0: all")] = 0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 100
-    seed: WholeNumber = 0
-
-
-class TextChunk(Message):
-    """The next part of a generated text. The last chunk is empty and has `done` set."""
-
-    text: str
-    done: bool = False
 
 
 class Health(Message):

@@ -9,12 +9,14 @@ import logging
 import secrets
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from factorcell.completion.texts import byte_length
+from factorcell.data.text_folds import same_text, screening
 from factorcell.errors import UserError, check_format
 
 LOG = logging.getLogger("factorcell.service")
@@ -99,15 +101,37 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     def with_state(self, new_state: LearnedState) -> "Record":
         """Return the record with a learned state, which replaces the older state of its model, the newest last."""
         other_models = (state for state in self.states if state.model_identity != new_state.model_identity)
-        return msgspec.structs.replace(self, states=(*other_models, new_state)[-MAX_STATES:])
+        return replace(self, states=(*other_models, new_state)[-MAX_STATES:])
 
     def number_of(self, idempotency_key: str) -> int | None:
         """Return the number of the text that was accepted with an idempotency key, or None."""
         return self.keys.get(_digest(idempotency_key))
 
-    def keys_with(self, idempotency_key: str, number: int) -> dict[bytes, int]:
-        """Return the newest `MAX_KEYS` idempotency keys, including the new key of the text `number`."""
-        return dict([*self.keys.items(), (_digest(idempotency_key), number)][-MAX_KEYS:])
+    def with_text(self, saved: StoredText, idempotency_key: str | None = None) -> "Record":
+        """Return the record with a new text, and the key with which it was accepted."""
+        keys = self.keys
+        if idempotency_key is not None:
+            keys = dict([*keys.items(), (_digest(idempotency_key), saved.number)][-MAX_KEYS:])
+        return replace(self, last_number=saved.number, texts=(*self.texts, saved), keys=keys)
+
+    def with_texts(self, texts: tuple[StoredText, ...]) -> "Record":
+        """Return the record with a subset of its texts, without the learned states, which depend on removed texts."""
+        return self if texts == self.texts else replace(self, texts=texts, states=())
+
+    def without_text(self, text: str, normalize: Callable[[str], str] = str) -> "Record":
+        """Return the record without all texts that look like `text` after `normalize`, in any case.
+
+        The learned states are also removed if no saved text looks like it but some accepted texts are no longer saved,
+        because one of these may have looked like it.
+        """
+
+        def form(text: str) -> str:
+            return screening(same_text(normalize(text)), ignore_case=True)
+
+        removed_form = form(text)
+        remaining = tuple(saved for saved in self.texts if form(saved.text) != removed_form)
+        was_never_accepted = len(remaining) == self.last_number  # all are saved, and none looks like it
+        return self if was_never_accepted else replace(self, texts=remaining, states=())
 
     def to_bytes(self) -> bytes:
         body = MAGIC + bytes([FORMAT]) + msgspec.msgpack.encode(self)
@@ -146,13 +170,6 @@ def checked_id(user: str) -> str:
     if not isinstance(user, str) or not user or not user.isprintable() or len(user.encode()) > MAX_ID_BYTES:
         raise UserError(f"user id: expected 1 to {MAX_ID_BYTES} bytes of printable characters")
     return user
-
-
-def decoded_id(content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise DamagedRecordError("user id in the store: not UTF-8 text") from None
 
 
 def check_key(key: str | None) -> None:

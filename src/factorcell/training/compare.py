@@ -9,11 +9,11 @@ from factorcell.config import MODELS, PAPER_MODELS, Config, Options, options_by_
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
+from factorcell.evaluation.bayes_rule import text_accuracies
+from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, classify, require_labels
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.perplexity import evaluate
-from factorcell.evaluation.results import classify_and_save, evaluation_row, save_result
-from factorcell.evaluation.text_figures import Figures
+from factorcell.evaluation.text_figures import Figures, save_result
 from factorcell.io import files
 from factorcell.io.output import is_number
 from factorcell.ngram.ngram import FILE as NGRAM_FILE
@@ -126,9 +126,13 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> EvaluatedTraining
     size, minutes = run.model.parameter_count(), run.training_minutes()
     row, figures = _evaluate(run, table, parameters=size, minutes=minutes)
     if target and run.model.is_adapted:
-        scores, accuracy_figures = classify_and_save(run, table, target)
+        classification = classify(run, table, target)
+        scores = classification.result_row(run, table, target)
+        accuracies = {"accuracy": text_accuracies(classification)}
+        if classification.has_labels:
+            save_result(run, scores, accuracies)
         scores = {key: scores[key] for key in CLASSIFICATION_SCORES if is_number(scores.get(key))}
-        return row | scores, {**figures, **accuracy_figures}
+        return row | scores, {**figures, **accuracies}
     return row, figures
 
 
@@ -141,6 +145,6 @@ def _evaluate_ngram(corpus: Corpus, config: Config, folder: Path, table: Any) ->
 
 def _evaluate(model: Run | NGram, table: Any, **facts: float) -> EvaluatedTraining:
     evaluation = evaluate(model, table)
-    row = {**evaluation_row(model, table, evaluation), **facts}
+    row = {**evaluation.result_row(model, table), **facts}
     save_result(model, row, evaluation.figures)
     return row, evaluation.figures

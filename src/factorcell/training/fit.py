@@ -31,9 +31,8 @@ from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.baselines import save_baselines, save_priors
 from factorcell.evaluation.diagnostics import report_run, table_findings
-from factorcell.evaluation.linear_classifier import possible_targets
+from factorcell.evaluation.linear_classifier import possible_targets, save_classifiers
 from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
@@ -146,7 +145,7 @@ def train_run(
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen, held_out=count)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
-        facts = {"ngram": ngram, **save_other_models(run, corpus, held_out, streams, minutes)}
+        facts = {"ngram": ngram, **save_other_models(run, corpus, streams, minutes)}
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:
         log_facts(("time", f"{(perf_counter() - start) / 60:.1f} of {minutes:g} minutes"))
@@ -218,7 +217,7 @@ def finetune(
         train_and_log(tuned, corpus, dev_corpus, resume=should_resume)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
         streams = completion_streams(tuned, source if dev is None else dev, dev_corpus)
-        other_facts = save_other_models(tuned, corpus, dev_corpus, streams)
+        other_facts = save_other_models(tuned, corpus, streams)
         write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
     return tuned
 
@@ -338,7 +337,7 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
 
 
 def save_other_models(
-    run: Run, corpus: Corpus, held_out: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
+    run: Run, corpus: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
 ) -> files.Row:
     """Fit priors, linear baselines and the settings of completion; return entries for training.json.
 
@@ -346,8 +345,8 @@ def save_other_models(
     """
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     max_cost = classifier_cost(minutes, len(possible_targets(run)))
-    save_baselines(run, corpus, max_cost)
-    facts: files.Row = {"dependences": save_priors(run, corpus, held_out, max_cost)}
+    save_classifiers(run, corpus, max_cost)
+    facts: files.Row = {}
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, run.config.data.min_text_users).save(run.folder / POPULARITY)
     if settings := fit_settings(run, streams, *completion_effort(minutes, run.config)):

@@ -28,7 +28,6 @@ from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import category_variable
-from factorcell.evaluation.results import open_model
 from factorcell.io import files
 from factorcell.io.input_files import CONFIG
 from factorcell.ngram.count_models import (
@@ -41,6 +40,7 @@ from factorcell.ngram.count_models import (
     values_of_texts,
 )
 from factorcell.ngram.mixture import FILE, FORMAT, Mixture, read_weights
+from factorcell.ngram.ngram import FILE as NGRAM_FILE
 from factorcell.ngram.ngram import NGram, count_ngrams, default_order
 from factorcell.nn.devices import AUTO, FLOAT32
 from factorcell.nn.scoring import mixed_nats
@@ -125,7 +125,8 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus) -> tuple[Mixture, files.R
             name: float(np.exp(part.numerator.sum() / part.denominator.sum())) for name, part in sums.items()
         }
     gain = perplexity.gain(sums["mixture"], sums["neural"])
-    return mixture, {"components": ["neural", *names], "perplexity": perplexities, **gain.to_row("gain")}
+    components = [f"counts by {variable.name}" if variable and name == VALUE else name for name in names]
+    return mixture, {"components": ["neural", *components], "perplexity": perplexities, **gain.to_row("gain")}
 
 
 def limit_targets(corpus: Corpus, count: int) -> Corpus:
@@ -226,6 +227,7 @@ class MixedModels:
                 raise UserError(f"{where} with different context columns or values")
         self.values = () if by is None else category_variable(self.schema, by).values[1:]
         self.precision: str = next((model.precision for model in models if not isinstance(model, NGram)), FLOAT32)
+        self.reads_context = bool(self.schema.variables)
         self.weights = np.full((1 + len(self.values), len(models)), 1 / len(models)) if weights is None else weights
 
     @classmethod
@@ -367,6 +369,8 @@ def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUT
         UserError: If the folder does not contain a model, or a file is not valid.
     """
     folder = Path(folder)
+    if (folder / NGRAM_FILE).is_file():
+        return NGram.open(folder)
     if (folder / FILE).is_file() and not (folder / CONFIG).is_file():  # a run may have a mixture too
         return MixedModels.open(folder, device=device, precision=precision)
-    return open_model(folder, device, precision)
+    return Run.open(folder, device=device, precision=precision)

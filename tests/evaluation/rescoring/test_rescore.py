@@ -12,13 +12,15 @@ from factorcell.errors import UserError
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
-    ScoreWeights,
-    choose_hypotheses,
+    Weights,
     fit_weights,
+    read_weights,
     rescore,
     score_hypotheses,
+    share_weights,
     word_error_rates,
 )
+from factorcell.io import files
 from factorcell.ngram.ngram import NGram
 from factorcell.ngram.spelling import spelling_model
 from factorcell.runs.run import Run
@@ -47,6 +49,10 @@ def make_lists(count: int = 6, seed: int = 0, **columns: Any) -> NBest:
         context = {"city": ("Oslo", "Nice", None)[number % 3], "stars": "5", "hall": number % 2, **columns}
         rows.append({"id": f"u{number}", "hypotheses": hypotheses, "reference": TEXTS[number % 5], **context})
     return read_nbest(rows)
+
+
+def choose_hypotheses(scored: NBest, weights: Weights) -> list[int]:
+    return [row["place"] - 1 for row in rescore(scored, weights)]
 
 
 def log_probs(scored: NBest) -> list[Any]:
@@ -78,8 +84,7 @@ def test_the_names_of_the_new_scores_are_reserved(run: Run) -> None:
 
 def test_scores_do_not_depend_on_the_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = score_hypotheses(run, make_lists(9))
-    monkeypatch.setattr(rescoring, "MAX_HYPOTHESES", 6)
-    assert any(part.stop - part.start > 1 for part in rescoring.batches(make_lists(9)))
+    monkeypatch.setattr(rescoring, "UTTERANCES_AT_ONCE", 2)
     batched = score_hypotheses(run, make_lists(9))
     for first, second in zip(log_probs(whole), log_probs(batched), strict=True):
         assert first == pytest.approx(second, abs=1e-4)
@@ -125,7 +130,7 @@ def test_a_known_word_wins_over_a_misspelt_one_of_the_same_scores(tmp_path: Path
     texts = ("fix the qwertyy layout", "fix the qwerty layout", "fix thee qwerty layout")
     nbest = read_nbest([{"id": "a", "hypotheses": [{"text": text} for text in texts], "reference": texts[1]}])
     scored = score_hypotheses(model, nbest)
-    (row,) = rescore(scored, ScoreWeights.with_model_share(()))
+    (row,) = rescore(scored, share_weights(()))
     assert row["text"] == texts[1]
     spelling = spelling_model(model.tokenizer).nats(["qwertyy", "thee"])
     for place, nats in zip((0, 2), spelling, strict=True):
@@ -155,37 +160,35 @@ def test_absent_columns_are_reported_and_similar_columns_are_errors(run: Run) ->
 
 def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
     scored = score_hypotheses(run, make_lists(20))
-    assert choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0)) == [0] * 20
-    assert choose_hypotheses(scored, ScoreWeights({})) == [0] * 20
-    rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0))
+    assert choose_hypotheses(scored, share_weights(("acoustic", "lm"), 0.0)) == [0] * 20
+    assert choose_hypotheses(scored, {}) == [0] * 20
+    rows = rescore(scored, share_weights(("acoustic", "lm"), 0.0))
     assert [row["text"] for row in rows] == [utterance.texts[0] for utterance in scored.utterances]
     assert all(row["errors"] == row["errors_first"] >= row["errors_oracle"] for row in rows)
-    assert any(choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"))))
+    assert any(choose_hypotheses(scored, share_weights(("acoustic", "lm"))))
 
 
 def test_totals_are_weighted_sums(run: Run) -> None:
     scored = score_hypotheses(run, make_lists(20))
     values = dict(zip(scored.score_names, (0.3, -0.2, 0.9, 1.7), strict=True))
-    for utterance, index in zip(scored.utterances, choose_hypotheses(scored, ScoreWeights(values)), strict=True):
+    for utterance, index in zip(scored.utterances, choose_hypotheses(scored, values), strict=True):
         totals = [0.3 * a - 0.2 * b + 0.9 * m + 1.7 * words for a, b, m, words in utterance.scores.tolist()]
         assert [words for *_, words in utterance.scores] == [len(text.split()) for text in utterance.texts]
         assert totals[index] == max(totals)
 
 
-def test_weights_are_saved_and_opened(tmp_path: Path) -> None:
-    weights = ScoreWeights({"acoustic": 1.0, "model": 0.25})
-    weights.save(tmp_path / "w.json")
-    assert ScoreWeights.open(tmp_path / "w.json") == weights
-    assert weights.array(("acoustic", "lm", "model", "words")).tolist() == [1.0, 0.0, 0.25, 0.0]
-    with pytest.raises(UserError, match=r"unknown weight 'model'"):
-        weights.array(("acoustic",))
+def test_weights_are_read_and_checked(run: Run, tmp_path: Path) -> None:
+    files.write_json(tmp_path / "w.json", {"acoustic": 1, "model": 0.25})
+    assert read_weights(tmp_path / "w.json") == {"acoustic": 1.0, "model": 0.25}
+    with pytest.raises(UserError, match=r"unknown weight 'modell'"):
+        rescore(score_hypotheses(run, make_lists(2)), {"modell": 1.0})
     for content in ('{"acoustic": "1"}', "[1]", '{"acoustic": NaN}'):
         (tmp_path / "w.json").write_text(content)
         with pytest.raises(UserError, match=r"w\.json: expected an object of names and finite numbers, got"):
-            ScoreWeights.open(tmp_path / "w.json")
-    with pytest.raises(UserError, match=r"share is 1\.5; it must be from 0 to 1"):
-        ScoreWeights.with_model_share(("lm",), 1.5)
-    assert ScoreWeights.with_model_share(("am", "lm"), 0.25).values == {
+            read_weights(tmp_path / "w.json")
+    with pytest.raises(UserError, match=r"share is 1\.5; it must be a "):
+        share_weights(("lm",), 1.5)
+    assert share_weights(("am", "lm"), 0.25) == {
         "am": 1.0,
         "lm": 0.75,
         "model": 0.25,
@@ -193,7 +196,7 @@ def test_weights_are_saved_and_opened(tmp_path: Path) -> None:
     }
 
 
-def with_chosen_references(scored: NBest, weights: ScoreWeights) -> NBest:
+def with_chosen_references(scored: NBest, weights: Weights) -> NBest:
     """Replace the references by the hypotheses that `weights` choose, so that these weights make no errors."""
     pairs = zip(scored.utterances, choose_hypotheses(scored, weights), strict=True)
     utterances = tuple(replace(utterance, reference=utterance.texts[place]) for utterance, place in pairs)
@@ -201,7 +204,7 @@ def with_chosen_references(scored: NBest, weights: ScoreWeights) -> NBest:
 
 
 def test_planted_weights_are_recovered(run: Run) -> None:
-    planted = ScoreWeights({"acoustic": 0.4, "lm": 1.0, "model": -0.6, "words": 2.0})
+    planted = {"acoustic": 0.4, "lm": 1.0, "model": -0.6, "words": 2.0}
     scored = with_chosen_references(score_hypotheses(run, make_lists(60)), planted)
     weights, nats = fit_weights(scored)
     rows = rescore(scored, weights)
@@ -218,7 +221,7 @@ def test_fitting_weights_without_references_is_an_error() -> None:
 
 def test_rates_are_sums_of_errors_over_sums_of_words(run: Run) -> None:
     scored = score_hypotheses(run, make_lists(30))
-    rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 1.0))
+    rows = rescore(scored, share_weights(("acoustic", "lm"), 1.0))
     overall, *groups = word_error_rates(rows, ["hall", "city"])
     assert overall["utterances"] == 30
     assert overall["words"] == sum(len((partly_silent.reference or "").split()) for partly_silent in scored.utterances)

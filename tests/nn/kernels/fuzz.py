@@ -19,18 +19,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from factorcell.completion.compiled import CompiledEngine, PackedPrefix
-from factorcell.completion.search import SearchRequest
+from factorcell.completion.compiled import CompiledEngine
+from factorcell.completion.search import PrefixState, SearchRequest
 from factorcell.nn.kernels import library, recurrence, softmax
 from factorcell.nn.kernels.drawing import ForbiddenTokens, PackedTable, SampleRequest, next_tokens
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.nn.packing import PRODUCT_TYPES
 from factorcell.runs.run import Run
 from factorcell.training import row_adam
-from tests.completion.test_search import compiled_state, enumerate_completions, plain_state
+from tests.completion.test_search import compiled_state, enumerate_completions, plain_state, set_batch_size
 from tests.kernels import VARIANTS
 from tests.nn.kernels.test_recurrence import Arrays, arrays, distance, make_leaves, run_plain_loop
-from tests.small_runs import as_any, make_letters
+from tests.small_runs import make_letters
 
 counts: Counter[str] = Counter()
 
@@ -164,7 +164,7 @@ def letters(hidden: int, width: int, rank: int, norm: bool, seed: int) -> Run:
 
 
 @lru_cache(1000)
-def engine_of(run: Run, prefix: str, products: str, variant: str) -> tuple[CompiledEngine, PackedPrefix]:
+def engine_of(run: Run, prefix: str, products: str, variant: str) -> tuple[CompiledEngine, PrefixState]:
     return compiled_state(run, prefix, products=products)
 
 
@@ -183,10 +183,11 @@ def searches(data: st.DataObject) -> None:
     k = data.draw(st.integers(1, 9))
     plain = plain_state(run, prefix)
     assert typed.ids == plain.ids
-    for after, (state,), logs in zip(typed.states, as_any(plain.states), plain.log_probs, strict=True):
+    for after, ((state,), logs) in zip(typed.states, plain.states, strict=True):
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(after, expected, atol=2e-4, rtol=1e-3)
-    result = engine.search(SearchRequest(typed, k, max_tokens), initial_batch_size=data.draw(st.integers(1, 9)))
+    with set_batch_size(data.draw(st.integers(1, 9))):
+        result = engine.search(SearchRequest(typed, k, max_tokens))
     texts = cached_texts(run, prefix, "Oslo", max_tokens)
     scores = [item.log_probability for item in result.completions]
     assert scores == pytest.approx([texts[item.ids] for item in result.completions], abs=1e-3)

@@ -82,7 +82,7 @@ def test_damaged_record_is_logged_without_the_user(
         return Record.from_bytes(b"damaged", user)
 
     monkeypatch.setattr(site.service.store, "read", read)
-    assert client.get("/v1/users/qzj/export").status_code == 503
+    assert client.get("/v1/users/qzj").status_code == 503
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("factorcell")]
     assert messages == [
         "the record of a user is damaged; `factorcell users export` names all users with damaged records"

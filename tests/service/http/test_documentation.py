@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from factorcell.io.extras import __version__
+from factorcell.service.http.application import Site, application
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.pages import openapi
 from factorcell.service.http.problems import PROBLEM_KINDS
@@ -59,6 +61,30 @@ def test_the_page_describes_all_operations_messages_and_problems(client: TestCli
         assert all(f"<td><code>{field}</code></td>" in page for field in schema["properties"])
     assert set(re.findall('href="#([^"]*)"', page)) <= set(re.findall('id="([^"]*)"', page))
     assert all(f'<tr id="{kind}">' in page for kind in PROBLEM_KINDS)
+
+
+def test_documentation_works_behind_a_proxy_that_strips_a_prefix(site: Site) -> None:
+    inner, prefix = application(site), "/tools/complete"
+
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            assert scope["path"].startswith(f"{prefix}/")
+            path = scope["path"].removeprefix(prefix)
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        await inner(scope, receive, send)
+
+    with TestClient(proxy, base_url=f"http://127.0.0.1{prefix}") as client:
+        for page in ("/", "/docs"):
+            answer = client.get(f"http://127.0.0.1{prefix}{page}")
+            addresses = set(re.findall(r'(?:href|src)="([^"#]+)"', answer.text))
+            assert len(addresses) >= 3
+            assert {client.get(str(answer.url.join(address))).status_code for address in addresses} == {200}
+        answer = client.get(str(answer.url.join("openapi.json")))
+        (server,) = answer.json()["servers"]
+        (query,) = (path for path in answer.json()["paths"] if path.endswith("complete"))
+        address = str(answer.url.join(server["url"])).rstrip("/") + query
+        assert address == f"http://127.0.0.1{prefix}/v1/complete"
+        assert client.post(address, json={"query": "a"}).status_code == 200
 
 
 def test_every_problem_is_described(client: TestClient) -> None:

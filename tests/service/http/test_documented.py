@@ -1,4 +1,4 @@
-"""The examples of docs/service.md, run against a server: all curl commands, and the Python code of the client."""
+"""The examples of docs/service.md, run against a server: all curl commands, and the Python code."""
 
 import re
 import shutil
@@ -35,7 +35,6 @@ def test_every_curl_command_succeeds(url: str, tmp_path: Path) -> None:
     result = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stderr) == (0, ""), result.stdout
     assert '"outcome":"learned"' in result.stdout
-    assert '"done":true' in result.stdout
 
 
 def test_every_route_has_a_curl_command() -> None:

@@ -38,14 +38,6 @@ FUZZED = [item for item in OPERATIONS if item.request_type is not None or "{user
 REQUESTS_PER_TEST = -(-REQUESTS // (2 * len(FUZZED)))
 USERS = ("ann", "bob", "a/b", "a/export", "%2e", "?#&=;+ ", '"><script>', "\U0001f600é")
 CONTEXTS: tuple[dict[str, Any], ...] = ({}, {"city": "Oslo"}, {"city": "Nice"})
-VALID_VALUES = {
-    "target": "city",
-    "values": [],
-    "lists": [{"hypotheses": [{"text": "abba"}]}],
-    "weights": {},
-    "text": "abba",
-}
-TEXT = {"text": "abba"}
 HYPOTHESIS_OPTIONS: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 CHECKS = {"checks": {"negative_data_rejection": {"expected-statuses": ["4xx"]}}}
 
@@ -122,8 +114,6 @@ def use_existing_users(case: Any, draw: Callable[[Any], Any]) -> None:
             fields["user"] = quote(user, safe="") if fields is case.path_parameters else user
         if draw(st.booleans()):
             use_existing_values(fields, draw)
-        if "cursor" in fields and draw(st.booleans()):
-            fields["cursor"] = len(fields["query"])
 
 
 def use_existing_values(fields: dict[str, Any], draw: Callable[[Any], Any]) -> None:
@@ -131,9 +121,9 @@ def use_existing_values(fields: dict[str, Any], draw: Callable[[Any], Any]) -> N
         if name == "context":
             fields[name] = draw(st.sampled_from(CONTEXTS))
         elif name == "texts":
-            fields[name] = [TEXT | ({"time": 0} if "paused" in fields else {})]
-        elif name in VALID_VALUES:
-            fields[name] = VALID_VALUES[name]
+            fields[name] = [{"text": "abba", "time": 0}]
+        elif name == "text":
+            fields[name] = "abba"
 
 
 def has_short_deadline(case: Any) -> bool:

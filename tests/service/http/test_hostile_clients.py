@@ -2,18 +2,14 @@
 
 import gc
 import logging
-import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from factorcell.errors import UserError
 from factorcell.service.engine import Service
-from factorcell.service.http import operations
 from factorcell.service.http.application import Settings, Site, application
 from factorcell.service.messages import CompletionRequest, Completions
 from tests.service.http.sockets import GET, TIMEOUT, connect, post, status_of, wait_until
@@ -54,31 +50,6 @@ def test_error_for_a_disconnected_client_is_not_logged(
     assert wait_until(lambda: "499" in served.metrics.text().decode())
     may_continue.set()
     assert wait_until(lambda: search.running_count == 0)
-    with connect(url) as connection:
-        assert status_of(connection, GET) == 200
-    assert warnings(caplog) == []
-
-
-@pytest.mark.parametrize("reset", [False, True])
-def test_generation_stops_when_the_client_disconnects(
-    url: str, served: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, reset: bool
-) -> None:
-    chunks: list[int] = []
-
-    def endless(*_: Any, **__: Any) -> Iterator[str]:
-        while True:
-            chunks.append(1)
-            yield "a"
-            time.sleep(0.005)
-
-    monkeypatch.setattr(operations, "stream", endless)
-    with connect(url) as connection:
-        connection.sendall(post("/v1/generate", b"{}"))
-        assert connection.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
-        assert wait_until(lambda: len(chunks) > 3)
-        if reset:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert wait_until(lambda: served.lanes["batch"].running_count == 0)
     with connect(url) as connection:
         assert status_of(connection, GET) == 200
     assert warnings(caplog) == []

@@ -17,7 +17,7 @@ from factorcell.service.http.operations import OPERATIONS
 REQUESTS = {
     "complete": ("POST", "/v1/complete", {"query": "a"}),
     "learn": ("POST", "/v1/accept", {"user": "ann", "text": "abba"}),
-    "users": ("GET", "/v1/users/ann/export", None),
+    "users": ("GET", "/v1/users/ann", None),
     "admin": ("GET", "/metrics", None),
 }
 

@@ -140,31 +140,6 @@ def test_running_work_is_stopped_on_disconnection_and_not_counted() -> None:
     run(scenario)
 
 
-def test_other_tasks_run_between_the_queued_values_of_a_stream() -> None:
-    """Otherwise the server would notice a disconnection only after writing all of them."""
-
-    async def scenario(lane: Lane) -> None:
-        turns = 0
-
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        values = lane.stream(lambda limit: iter(range(101)), within(5), never)
-        assert await anext(values) == 0
-        while lane.running_count:
-            await asyncio.sleep(0.001)
-        other_task = asyncio.ensure_future(count_turns())
-        turns_by_value = {value: turns async for value in values}
-        other_task.cancel()
-        assert list(turns_by_value) == list(range(1, 101))
-        assert len(set(turns_by_value.values())) == 100
-
-    run(scenario)
-
-
 def test_work_that_can_be_cut_short_shares_the_time_left() -> None:
     async def scenario(lane: Lane) -> None:
         event = threading.Event()

@@ -85,16 +85,20 @@ def test_offer_of_another_protocol_is_ignored(url: str, field: bytes) -> None:
     [
         b"GET /healthz HTTP/1.1\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\n" + 2 * HOST + b"\r\n",
-        b"CONNECT a:1 HTTP/1.1\r\n" + HOST + b"\r\n",
         b"GET /healthz HTTP/1.1\r\n" + HOST + b"A\x00: b\r\n\r\n",
         COMPLETE + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
     ],
-    ids=["no host", "two hosts", "tunnel", "control character", "two lengths"],
+    ids=["no host", "two hosts", "control character", "two lengths"],
 )
 def test_ambiguous_heads_are_refused(url: str, head: bytes) -> None:
     with connect(url) as connection:
         connection.sendall(head)
         assert read_all(connection).startswith(b"HTTP/1.1 400 ")
+
+
+def test_tunnel_is_refused(url: str) -> None:
+    with connect(url) as connection:
+        assert status_of(connection, b"CONNECT a:1 HTTP/1.1\r\n" + HOST + b"\r\n") == 404
 
 
 def test_requests_sent_together_are_answered_in_order(url: str) -> None:

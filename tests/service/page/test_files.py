@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from factorcell.service.engine import Service
 from factorcell.service.http import pages
-from factorcell.service.http.application import Settings, Site, application
+from factorcell.service.http.application import Site, application
 
 FOLDER = Path(pages.__file__).parent.parent / "page"
 PATHS = {path: name for path, name in pages.FILES.items() if not name.startswith("docs")}
@@ -102,12 +102,3 @@ def test_every_referenced_id_exists(tags: Tags) -> None:
     }
     scripts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", "saved_texts.js"))
     assert referenced | set(re.findall(r"\$\(\"([\w-]+)\"\)", scripts)) <= set(ids)
-
-
-@pytest.mark.parametrize("hint", ["", "Type a query", 'a "b" <script>'])
-def test_hint_is_the_placeholder_of_the_empty_box(hint: str, service: Service) -> None:
-    site = Site(service, settings=Settings(hint=hint))
-    text = TestClient(application(site), base_url="http://127.0.0.1").get("/").text
-    (box,) = [attributes for _, attributes in Tags(text).elements if attributes.get("id") == "query"]
-    assert box["placeholder"] == (hint or pages.HINT)
-    assert "<script>" not in text

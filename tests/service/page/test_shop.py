@@ -76,7 +76,7 @@ def test_the_rate_of_one_user_does_not_limit_another(client: TestClient) -> None
     assert client.post("/v1/complete", json={"query": "ab"}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/users/bob", "/v1/score", "/metrics", "/server.py", "/../server.py"])
+@pytest.mark.parametrize("path", ["/v1/users/bob", "/v1/accepts", "/metrics", "/server.py", "/../server.py"])
 def test_no_other_request_is_forwarded(client: TestClient, path: str) -> None:
     log_in(client, "ann")
     assert client.post(path, json={}).status_code in (404, 405)

@@ -1,4 +1,4 @@
-"""A TCP proxy that delays or cuts the responses of a server."""
+"""A TCP proxy that delays the responses of a server."""
 
 import socket
 import threading
@@ -9,16 +9,12 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Forwards both directions. Before each chunk of a response it waits `delay()` seconds.
-
-    If `cuts()` returns True, it closes the connection instead of forwarding the chunk.
-    """
+    """Forwards both directions. Before each chunk of a response it waits `delay()` seconds."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.target = parts.hostname or "", parts.port or 0
         self.delay: Callable[[], float] = lambda: 0.0
-        self.cuts: Callable[[], bool] = lambda: False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._listener]
         self.url = url.replace(f":{parts.port}", f":{self._listener.getsockname()[1]}")
@@ -43,8 +39,6 @@ class Proxy:
         with suppress(OSError):
             while chunk := source.recv(1 << 16):
                 time.sleep(self.delay() if is_response else 0.0)
-                if is_response and self.cuts():
-                    break
                 sink.sendall(chunk)
         for item in (source, sink):
             with suppress(OSError):

@@ -82,12 +82,14 @@ class Server:
         url: The URL of the store.
         folder: The folder with all of its files.
         tamper: Replaces the stored bytes of a user.
+        clean: Removes deleted data from the files, by the commands of docs/service.md.
         program: The server process, or None for SQLite.
     """
 
     url: str
     folder: Path
     tamper: Callable[[str, bytes], None]
+    clean: Callable[[], None]
     program: Program | None = None
 
     def open(self) -> Store:
@@ -106,7 +108,11 @@ def sqlite_file(parent: Path | None = None) -> Iterator[Server]:
             with closing(sqlite3.connect(path)) as connection, connection:
                 connection.execute("UPDATE factorcell_users SET value = ? WHERE user_id = ?", (content, user.encode()))
 
-        yield Server(f"sqlite:///{path}", Path(folder), tamper)
+        def clean() -> None:
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+        yield Server(f"sqlite:///{path}", Path(folder), tamper, clean)
 
 
 @contextmanager
@@ -130,11 +136,16 @@ def postgres_server(parent: Path | None = None) -> Iterator[Server]:
                     "UPDATE factorcell_users SET value = %s WHERE user_id = %s", (content, user.encode())
                 )
 
+        def clean() -> None:
+            with psycopg.connect(url, autocommit=True) as connection:
+                for command in ("VACUUM FULL", "SELECT pg_switch_wal()", "CHECKPOINT"):
+                    connection.execute(command)
+
         def ping() -> None:
             psycopg.connect(url, connect_timeout=5).close()
 
         with _started(Program([*as_user, *run], Path(folder), ping)) as program:
-            yield Server(url, Path(folder), tamper, program)
+            yield Server(url, Path(folder), tamper, clean, program)
 
 
 @contextmanager
@@ -148,13 +159,19 @@ def redis_server(parent: Path | None = None) -> Iterator[Server]:
             with redis.Redis.from_url(url) as client:
                 client.hset(f"factorcell:user:{user}", "value", content)
 
+        def clean() -> None:
+            with redis.Redis.from_url(url) as client:
+                client.bgrewriteaof()
+                while client.info("persistence")["aof_rewrite_in_progress"]:
+                    time.sleep(0.01)
+
         def ping() -> None:
             with redis.Redis.from_url(url, socket_timeout=5) as client:
                 client.ping()
 
         command = [name, "--port", str(port), "--dir", folder, "--save", "", *REDIS_SETTINGS]
         with _started(Program(command, Path(folder), ping)) as program:
-            yield Server(url, Path(folder), tamper, program)
+            yield Server(url, Path(folder), tamper, clean, program)
 
 
 SERVERS = {"sqlite": sqlite_file, "postgresql": postgres_server, "redis": redis_server}

@@ -8,97 +8,78 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from factorcell.commands.cli import options, parser, terminal
-from factorcell.commands.cli.parser import Parser
+from factorcell.commands.cli import options, terminal
+from factorcell.commands.cli.parser import HELP_FLAGS, Parser
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io.interrupts import INTERRUPTED_EXIT_CODE
 from factorcell.io.memory import LIMIT_VARIABLE
 
 PROG, ABOUT = "factorcell", "Language models that adapt to context."
 
-
-class Command(NamedTuple):
-    """A command, or a group of subcommands."""
-
-    name: str
-    summary: str
-    subcommands: tuple["Command", ...] = ()
-
-
-BASELINES = (
-    Command("ngram", "n-gram model (modified Kneser-Ney) for `evaluate`"),
-    Command("linear", "logistic regression on TF-IDF of n-grams"),
-)
-
-USERS = (
-    Command("list", "print the ids of all stored users"),
-    Command("show", "print the stored texts of a user"),
-    Command("export", "print all data that users entered, one line of JSON per user"),
-    Command("import", "store users from the output of export"),
-    Command("forget", "delete a text of a user and everything learned from it"),
-    Command("delete", "delete users and all their data"),
-    Command("migrate", "let a run learn the texts of all stored users now, not at their next request"),
-    Command("key", "create a server key, store its hash in a file and print the key"),
-)
-
 # Title of a group of commands -> the module of `commands` with their functions `add_NAME_arguments` and `run_NAME`, and
-# the commands.
-GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
+# the summary of each command. A name may consist of two words.
+GROUPS: dict[str, tuple[str, dict[str, str]]] = {
     "train and compare": (
         "training",
-        (
-            Command("train", "train a model on a table of texts"),
-            Command("compare", "train the models of the papers on the same texts and compare them"),
-            Command("tune", "search for good options in many trials; each trial writes a run folder"),
-            Command("finetune", "continue to train a run on other texts, usually few"),
-            Command("mix", "fit the weights of a linear mixture of models"),
-            Command("report", "write an HTML page about one or more runs"),
-            Command("demo", "train models of place names, generate names and draw maps (minutes)"),
-        ),
+        {
+            "train": "train a model on a table of texts",
+            "compare": "train the models of the papers on the same texts and compare them",
+            "tune": "search for good options in many trials; each trial writes a run folder",
+            "finetune": "continue to train a run on other texts, usually few",
+            "mix": "fit the weights of a linear mixture of models",
+            "report": "write an HTML page about one or more runs",
+            "demo": "train models of place names, generate names and draw maps (minutes)",
+        },
     ),
     "evaluate": (
         "evaluation",
-        (
-            Command("evaluate", "compute the perplexity of a table under a model"),
-            Command("classify", "predict the context of each text"),
-            Command("score", "compute the nats and the perplexity of each text"),
-            Command("baseline", "train a baseline: an n-gram model or a classifier", BASELINES),
-            Command("advise", "estimate before training how much each context column lowers the perplexity"),
-            Command("rescore", "rerank a speech recognizer's n-best lists with a model"),
-        ),
+        {
+            "evaluate": "compute the perplexity of a table under a model",
+            "classify": "predict the context of each text",
+            "score": "compute the nats and the perplexity of each text",
+            "baseline ngram": "train an n-gram model (modified Kneser-Ney) for `evaluate`",
+            "baseline linear": "classify texts by logistic regression on TF-IDF of n-grams",
+            "advise": "estimate before training how much each context column lowers the perplexity",
+            "rescore": "rerank a speech recognizer's n-best lists with a model",
+        },
     ),
     "complete": (
         "completion",
-        (
-            Command("complete", "suggest the most probable texts that begin with a prefix"),
-            Command("tune-online", "choose how a run learns from new users, using texts of held-out users"),
-            Command("replay", "evaluate completion on a log: complete and learn its texts in order of time"),
-        ),
+        {
+            "complete": "suggest the most probable texts that begin with a prefix",
+            "tune-online": "choose how a run learns from new users, using texts of held-out users",
+            "replay": "evaluate completion on a log: complete and learn its texts in order of time",
+        },
     ),
     "serve": (
         "serving",
-        (
-            Command("serve", "complete texts over HTTP; store and learn the texts that users accept"),
-            Command("users", "show, export, import and delete stored users; create server keys", USERS),
-            Command("export", "write a Transformer in one context for PEFT, transformers or llama.cpp"),
-        ),
+        {
+            "serve": "complete texts over HTTP; store and learn the texts that users accept",
+            "users list": "print the ids of all stored users",
+            "users show": "print the stored texts of a user",
+            "users export": "print all data that users entered, one line of JSON per user",
+            "users import": "store users from the output of export",
+            "users forget": "delete a text of a user and everything learned from it",
+            "users delete": "delete users and all their data",
+            "users migrate": "let a run learn the texts of all stored users now, not at their next request",
+            "users key": "create a server key, store its hash in a file and print the key",
+            "export": "write a Transformer in one context for PEFT, transformers or llama.cpp",
+        },
     ),
-    "generate": ("generation", (Command("generate", "generate texts for a context"),)),
+    "generate": ("generation", {"generate": "generate texts for a context"}),
     "explain": (
         "explaining",
-        (
-            Command("explain", "show which tokens of a text make one context more probable than another"),
-            Command("contexts", "show what a run learned about contexts: neighbours, words, maps"),
-        ),
+        {
+            "explain": "show which tokens of a text make one context more probable than another",
+            "contexts": "show what a run learned about contexts: neighbours, words, maps",
+        },
     ),
 }
-ROOT_COMMAND = Command(PROG, ABOUT, tuple(command for _, commands in GROUPS.values() for command in commands))
-RESUME_HINT = "; repeat the command with --resume to continue"
-CHECKPOINT_RESUME_HINT = f"{RESUME_HINT} from the last checkpoint, if there is one"
+# Name of a command -> its module and its summary.
+COMMANDS = {name: (module, summary) for module, group in GROUPS.values() for name, summary in group.items()}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -119,96 +100,77 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     except (UserError, OSError) as error:
         terminal.discard_output()
-        message = error.as_command() if isinstance(error, UserError) else _describe(error)
+        if isinstance(error, UserError):
+            message = error.as_command()
+        else:
+            message = f"{error.filename or 'reading or writing failed'}: {error.strerror or error}"
         terminal.notify(f"{PROG}: {message}")
         return 2
 
 
-def _describe(error: OSError) -> str:
-    return f"{error.filename or 'reading or writing failed'}: {error.strerror or error}"
-
-
 def _run_command_line(words: Sequence[str]) -> int:
     """Run a command line and return its exit code; of all errors, handle only an interrupt."""
-    arguments = argparse.Namespace()
+    command = find_command(words)
+    if not command:
+        return _show_commands(words)
+    parser = make_parser(command, words)
     try:
-        commands = find_commands(words)
-        words_after_commands = words[len(commands) - 1 :]  # `words` do not contain the root command
-        if commands[-1].subcommands:
-            return _handle_incomplete_line(commands, words_after_commands)
-        arguments = make_parser(commands, words).parse(words_after_commands)
+        arguments = parser.parse(words[len(command.split()) :])
         with terminal.logging_to_standard_error(arguments.verbose):
             options.set_threads(getattr(arguments, "threads", 0))
             if getattr(arguments, "max_memory", None) is not None:
                 os.environ[LIMIT_VARIABLE] = str(arguments.max_memory)  # also for child processes
-            find_function(commands, "run_{}")(arguments)
+            find_function(command, "run")(arguments)
     except KeyboardInterrupt as stop:  # `stop` has a message if the command has saved its progress
-        default_hint = RESUME_HINT if str(stop) else CHECKPOINT_RESUME_HINT
-        hint = getattr(arguments, "resume_hint", default_hint if hasattr(arguments, "resume") else "")
-        terminal.notify("", f"{str(stop) or 'stopped'}{hint}")
+        default_hint = "; repeat the command with --resume to continue" if "--resume" in parser.flags else ""
+        terminal.notify("", f"{str(stop) or 'stopped'}{parser.resume_hint or default_hint}")
         return INTERRUPTED_EXIT_CODE
     return 0
 
 
-def find_commands(words: Iterable[str]) -> list[Command]:
-    """Return the root command, followed by the command and the subcommand that `words` begin with."""
-    commands = [ROOT_COMMAND]
-    for word in words:
-        next_command = next((command for command in commands[-1].subcommands if command.name == word), None)
-        if next_command is None:
-            break
-        commands.append(next_command)
-    return commands
+def find_command(words: Sequence[str]) -> str:
+    """Return the name of the command that `words` begin with; empty if there is none."""
+    names = (" ".join(words[:count]) for count in (1, 2))
+    return next((name for name in names if name in COMMANDS), "")
 
 
-def make_parser(commands: Sequence[Command], words: Sequence[str] = ()) -> Parser:
-    """Return the parser of the last of `commands`, which begin with the root command.
+def make_parser(command: str, words: Sequence[str] = ()) -> Parser:
+    """Return the parser of a command.
 
     Parsers of trainings have the options of the kinds of tokenizer, backbone and head that `words` select.
     """
-    command_parser = Parser(_join_names(commands), commands[-1].summary, words)
-    find_function(commands, "add_{}_arguments")(command_parser)
+    parser = Parser(f"{PROG} {command}", COMMANDS[command][1], words)
+    find_function(command, "add", "_arguments")(parser)
     help_text = "print details, and all warnings instead of the one that can mislead most"
-    command_parser.add_argument("--verbose", action="store_true", help=help_text)
-    return command_parser
+    parser.add("--verbose", action="store_true", help=help_text)
+    return parser
 
 
-def _join_names(commands: Sequence[Command]) -> str:
-    return " ".join(command.name for command in commands)
-
-
-def find_function(commands: Sequence[Command], pattern: str) -> Callable[[Any], None]:
-    """Return a function of the last of `commands`; `{}` in its name stands for the words, such as `baseline_ngram`."""
-    module_name = next(module for module, group in GROUPS.values() if commands[1] in group)
-    words = "_".join(command.name.replace("-", "_") for command in commands[1:])
-    function: Callable[[Any], None] = getattr(
-        importlib.import_module(f"factorcell.commands.{module_name}"), pattern.format(words)
-    )
+def find_function(command: str, prefix: str, suffix: str = "") -> Callable[[Any], None]:
+    """Return a function of a command, such as `run_baseline_ngram`."""
+    module = importlib.import_module(f"factorcell.commands.{COMMANDS[command][0]}")
+    name = command.replace(" ", "_").replace("-", "_")
+    function: Callable[[Any], None] = getattr(module, f"{prefix}_{name}{suffix}")
     return function
 
 
-def _handle_incomplete_line(commands: Sequence[Command], words: Sequence[str]) -> int:
-    """Print the version or the commands that can follow a line which ends before its command; return the exit code.
-
-    `words` follow `commands` on the line; an unknown word ends the process with a message.
-    """
-    prog, last_command = _join_names(commands), commands[-1]
-    is_root = commands == [ROOT_COMMAND]
-    if words and words[0] == "--version" and is_root:
+def _show_commands(words: Sequence[str]) -> int:
+    """Print the version, or the commands that can follow incomplete `words`; return the exit code."""
+    if words and words[0] == "--version":
         terminal.show(f"{PROG} {importlib.import_module('factorcell.io.extras').__version__}")
         return 0
-    if words and words[0] not in ("-h", *parser.HELP_FLAGS):
+    is_group = any(name.startswith(f"{words[0]} ") for name in COMMANDS if words)
+    begin, words = (f"{words[0]} ", words[1:]) if is_group else ("", words)
+    prog = f"{PROG} {begin}".rstrip()
+    if words and words[0] not in ("-h", *HELP_FLAGS):
         kind = "option" if words[0].startswith("-") else "command"
-        hint = nearest_hint(words[0], [command.name for command in last_command.subcommands])
-        parser.fail(prog, f"unknown {kind} {words[0]!r}{hint}")
-    groups = [(title, group) for title, (_, group) in GROUPS.items()] if is_root else [("", last_command.subcommands)]
-    terminal.show_help(f"usage: {prog} COMMAND [options]\n\n{last_command.summary}\n")
-    for title, subcommands in groups:
-        rows = ((command.name, command.summary) for command in subcommands)
-        terminal.show_help(parser.format_list(title, rows, name_width=16) + "\n")
-    terminal.show(f"{prog} COMMAND --help shows the options of a command.")
-    if is_root:
-        terminal.show(f"{prog} --version shows the version.")
+        names = [name.removeprefix(begin) for name in COMMANDS if name.startswith(begin)]
+        raise UserError(f"unknown {kind} {words[0]!r}{nearest_hint(words[0], names)}; see {prog} --help")
+    terminal.show(f"usage: {prog} COMMAND [options]", "", ABOUT)
+    for title, (_, commands) in GROUPS.items():
+        rows = [f"  {name:<17} {summary}" for name, summary in commands.items() if name.startswith(begin)]
+        terminal.show(*["", title, *rows] if rows else [])
+    terminal.show("", f"{PROG} COMMAND --help shows the options of a command, {PROG} --version the version.")
     return 0 if words else 2
 
 
@@ -223,29 +185,20 @@ def complete() -> NoReturn:
 
     program_word_count = int(os.environ["_ARGCOMPLETE"])  # words before the arguments: 1 for `factorcell`
     *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    # The list begins with the root command, which is not among the words.
-    commands = find_commands(words[program_word_count:])
-    # The parser is that of the last command, so argcomplete has to skip the commands as it skips the program.
-    os.environ["_ARGCOMPLETE"] = str(program_word_count + len(commands) - 1)
-    last_command = commands[-1]
-    if last_command.subcommands:
-        command_parser = Parser(last_command.name, last_command.summary)
-        command_parser.add_argument("command", choices=[command.name for command in last_command.subcommands])
+    words = words[program_word_count:]
+    command = find_command(words)
+    if command:
+        parser = make_parser(command)
+        for action in parser.actions:  # arguments without choices are completed with files
+            placeholder = str(action.metavar)
+            action.choices = placeholder[1:-1].split(",") if placeholder.startswith("{") else None
+        argparse_parser, word_count = parser.to_argparse(), len(command.split())
     else:
-        command_parser = make_parser(commands)
-    for action in command_parser.actions:
-        action.completer = _completer(str(action.metavar or ""), action.type)  # type: ignore[attr-defined]
-    argcomplete.autocomplete(command_parser.to_argparse())
+        names = [name.split() for name in COMMANDS]
+        next_words = dict.fromkeys(name[len(words)] for name in names if name[: len(words)] == words)
+        argparse_parser, word_count = argparse.ArgumentParser(add_help=False), len(words)
+        argparse_parser.add_argument("command", choices=list(next_words))
+    # The parser is that of the command, so argcomplete has to skip the command as it skips the program.
+    os.environ["_ARGCOMPLETE"] = str(program_word_count + word_count)
+    argcomplete.autocomplete(argparse_parser)
     raise AssertionError("argcomplete ends the process")
-
-
-def _completer(metavar: str, value_type: Any) -> Callable[..., Iterable[str]]:
-    """Return the completer for an argument: it suggests folders, files, the choices in `metavar`, or nothing."""
-    from argcomplete.completers import DirectoriesCompleter, FilesCompleter
-
-    if metavar in ("RUN", "FOLDER"):
-        return DirectoriesCompleter()
-    if value_type is Path or metavar in ("FILE", "HTML"):
-        return FilesCompleter()
-    choices = metavar[1:-1].split(",") if metavar.startswith("{") else []
-    return lambda **_: choices

@@ -1,45 +1,88 @@
-"""Parser of the arguments of one command, with help in sections and one-line error messages.
-
-    usage: factorcell train [options] TRAIN --out RUN
-
-The help lists required and positional arguments first, then options without a section, then the sections in the order
-in which they were added. Rarely needed options are shown by --help-all, but not by --help.
-"""
+"""Parser of the arguments of one command: argparse with sections of help, and error messages of one line."""
 
 import argparse
 import itertools
 import math
 import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from factorcell.commands.cli import terminal
-from factorcell.errors import nearest_hint
-from factorcell.options import limits
+from factorcell.config import DEVICE_HELP, DEVICES, PRECISION_HELP, PRECISIONS
+from factorcell.errors import UserError, nearest_hint
+from factorcell.options.limits import NUMBER_LIMITS, PRESETS, STORE_URLS, STORE_VARIABLE, UNKNOWN_POLICIES
 
 HELP_FLAGS = ("--help", "--help-all")
-# Type of the value of an option -> the placeholder for the value in the help.
-PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
-NAME_WIDTH = 28  # characters of the column of names in the help
-MAX_LINE_WIDTH = 100  # maximum characters of a line of help
+NAME_WIDTH, MAX_LINE_WIDTH = 28, 100  # characters of the column of names, and of a line of help
 
 
-class Section(NamedTuple):
-    """A section of the help of `parser`, to which options can be added; if `is_rare`, only --help-all shows them."""
+def output_path(text: str, folder: bool) -> Path:
+    """Return `text` as a path; raise `UserError` if no file, or with `folder` no folder, can be written there."""
+    from factorcell.io import files
 
-    parser: "Parser"
-    title: str
-    is_rare: bool = False
+    files.check_writable(text, folder)
+    return Path(text)
 
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
-        """Add an option to this section."""
-        action = self.parser.add_argument(*names, section=self.title, **settings)
-        if self.is_rare:
-            self.parser.rare_actions.append(action)
-        return action
+
+# Types of arguments that are written; they are checked before a command begins its work.
+OUTPUT_FILE, OUTPUT_FOLDER = partial(output_path, folder=False), partial(output_path, folder=True)
+# Arguments that several commands have.
+SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "run": {"type": Path, "metavar": "RUN", "help": "run folder"},
+    "table": {"type": Path, "metavar": "TABLE", "help": "table of texts: CSV, TSV, JSONL or Parquet"},
+    "train": {"type": Path, "metavar": "TRAIN", "help": "table of texts: CSV, TSV, JSONL or Parquet"},
+    "--dev": {"type": Path, "help": "development table (default: 5 % of the rows are held out)"},
+    "--config": {"type": Path, "help": "TOML or JSON file of options; options on the command line take precedence"},
+    "--minutes": {
+        "help": "minutes for each training, with reading and the work after it (default: chosen from the table)"
+    },
+    "--preset": {"choices": PRESETS, "help": "effort to spend on each training (default: good; with --minutes: best)"},
+    "--context": {
+        "repeatable": True,
+        "metavar": "NAME=VALUE",
+        "help": "value of a context column (repeatable, or joined by ';'; all other columns have their expected value)",
+    },
+    "--by": {"repeatable": True, "metavar": "COLUMN", "help": "also report each value of this column (repeatable)"},
+    "--unknown": {
+        "choices": UNKNOWN_POLICIES,
+        "default": "group",
+        "help": "for context values that are rare in training or unseen: stop with an error, or read them as rare "
+        "(group) or as missing values (expected)",
+    },
+    "--no-ngram-mixture": {
+        "action": "store_true",
+        "help": "use the neural model alone, even if the run has a mixture with n-gram counts",
+    },
+    "--save": {"action": "store_true", "help": "save the result in the run folder, for report"},
+    "--resume": {"action": "store_true", "help": "resume the command that wrote --out, from its last checkpoint"},
+    "user": {"metavar": "USER", "help": "id of the user"},
+    "--store": {
+        "metavar": "URL",
+        "help": f"URL of the user store: {STORE_URLS} (default: the variable {STORE_VARIABLE}, else the SQLite file "
+        "that `serve` made in this folder or in a subfolder)",
+    },
+    "--json": {"action": "store_true", "help": "print rows of JSON"},
+    "--threads": {"section": "computing", "default": 0, "help": "number of threads; 0: one per core"},
+    "--device": {"section": "computing", "choices": DEVICES, "default": "auto", "help": DEVICE_HELP},
+    "--precision": {
+        "section": "computing",
+        "rare": True,
+        "choices": PRECISIONS,
+        "default": "auto",
+        "help": PRECISION_HELP,
+    },
+    "--max-memory": {
+        "section": "computing",
+        "rare": True,
+        "metavar": "GIB",
+        "help": "memory limit in GiB; commands refuse work that needs more (default: memory of the machine)",
+    },
+}
+COMPUTING = ("--json", "--threads", "--device", "--precision", "--max-memory")  # those of all that compute
+TRAINING = ("train", "--dev", "--config", "--minutes", "--preset")  # those of all that train
 
 
 class Parser:
@@ -47,42 +90,63 @@ class Parser:
 
     Attributes:
         words: The words of the command line, which select the options of some commands.
-        sections: Title -> the arguments of a section; the section "" has the required and positional arguments.
-        rare_actions: The rarely needed options, which --help does not show.
+        sections: Title -> the argparse group of its options.
+        actions: The argparse actions of all arguments.
+        hidden_count: The number of rarely needed options that only --help-all shows.
+        resume_hint: The advice after an interrupt, if the command can be resumed.
     """
 
     def __init__(self, prog: str, summary: str, words: Sequence[str] = ()) -> None:
         self.prog, self.summary, self.words = prog, summary, words
-        self.optional, self.positional = _OneLineErrorParser(prog), _OneLineErrorParser(prog)
-        self.sections: dict[str, list[argparse.Action]] = {"": [], "options": []}
-        self.rare_actions: list[argparse.Action] = []
+        self.positional, self.optional = _OneLineErrorParser(prog), _OneLineErrorParser(prog)
+        self.sections: dict[str, Any] = {"required": self.optional.add_argument_group("required")}
+        self.actions: list[argparse.Action] = []
+        self.hidden_count, self.resume_hint = 0, ""
 
-    def add_argument(
-        self, *names: str, section: str = "options", choices: Sequence[str] = (), **settings: Any
-    ) -> argparse.Action:
-        """Add an argument as argparse does; the help lists it in `section`, required and positional ones first."""
-        if choices:
-            settings |= {"type": _choice_checker(choices), "metavar": f"{{{','.join(choices)}}}"}
-        is_option = names[0].startswith("-")
-        argparse_parser = self.optional if is_option else self.positional
-        action = argparse_parser.add_argument(*names, **settings)
-        title = section if is_option and not action.required else ""
-        self.sections.setdefault(title, []).append(action)
-        return action
+    def add(self, name: str, **settings: Any) -> None:
+        """Add an argument as argparse does; those of `SHARED_ARGUMENTS` have settings already.
 
-    def section(self, title: str, *, is_rare: bool = False) -> Section:
-        """Return the section with this title, for common or for rarely needed options."""
-        return Section(self, title, is_rare)
+        Args:
+            name: The flag, or the name of a positional argument. An option whose name is in `NUMBER_LIMITS` is a
+                number.
+            **settings: Parameters of `argparse.ArgumentParser.add_argument`, and further ones: the `section` of the
+                help, `rare` for an option that only --help-all shows, `limits` of a number, and `repeatable` for an
+                option whose values become a list. The default is added to `help`.
+        """
+        defaults = {"section": "general", "rare": False, "limits": None, "repeatable": False}
+        settings = {**defaults, **SHARED_ARGUMENTS.get(name, {}), **settings}
+        section, is_rare, limits, is_repeatable = (settings.pop(key) for key in defaults)
+        is_option = name.startswith("-")
+        if is_repeatable:
+            settings = {"action": "append", "default": [], **settings}
+        if is_option and not {"type", "action", "nargs"} & settings.keys():
+            limits = limits or NUMBER_LIMITS.get(name.strip("-").replace("-", "_"))
+        if limits is not None:
+            settings = {"metavar": "N" if limits.whole else "X", **settings, "type": partial(_read, limits.parse)}
+        elif choices := settings.pop("choices", None):
+            settings["type"] = partial(_read, partial(_check_choice, choices=tuple(choices)))
+            settings["metavar"] = f"{{{','.join(choices)}}}"
+        elif "type" in settings:
+            settings = {"metavar": "FILE", **settings, "type": partial(_read, settings["type"])}
+        default, help_text = settings.get("default"), settings["help"]
+        has_default = not (isinstance(default, bool) or default in (None, "", [], argparse.SUPPRESS, math.inf))
+        if has_default and "default:" not in help_text:
+            help_text += f" (default: {' '.join(default) if isinstance(default, list) else default})"
+        is_hidden = is_rare and "--help-all" not in self.words
+        self.hidden_count += is_hidden
+        settings["help"] = argparse.SUPPRESS if is_hidden else help_text.replace("%", "%%")  # argparse formats it
+        group: Any = self.positional
+        if is_option:
+            title = "required" if settings.get("required") else section
+            if title not in self.sections:
+                self.sections[title] = self.optional.add_argument_group(title)
+            group = self.sections[title]
+        self.actions.append(group.add_argument(name, **settings))
 
-    @property
-    def rare(self) -> Section:
-        """The rarely needed options without a section."""
-        return Section(self, "options", is_rare=True)
-
-    @property
-    def actions(self) -> list[argparse.Action]:
-        """The argparse actions of all arguments."""
-        return list(itertools.chain.from_iterable(self.sections.values()))
+    def add_all(self, *names: str) -> None:
+        """Add arguments of `SHARED_ARGUMENTS`."""
+        for name in names:
+            self.add(name)
 
     @property
     def flags(self) -> list[str]:
@@ -90,116 +154,64 @@ class Parser:
         return [*HELP_FLAGS, *(flag for action in self.actions for flag in action.option_strings)]
 
     def to_argparse(self) -> argparse.ArgumentParser:
-        """Return a single argparse parser with all arguments; shell completion requires it."""
-        return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
+        """Return a single argparse parser with all arguments, which formats the help and completes in the shell."""
+        width = min(MAX_LINE_WIDTH, shutil.get_terminal_size().columns) - 2
+        formatter = partial(argparse.HelpFormatter, max_help_position=NAME_WIDTH, width=width)
+        epilog = f"{self.prog} --help-all also shows {self.hidden_count} rarely needed options."
+        usage = argparse.HelpFormatter(f"{self.prog} [options]", width=sys.maxsize)  # one line
+        usage.add_usage(None, [action for action in self.actions if action.required or not action.option_strings], [])
+        return argparse.ArgumentParser(
+            self.prog,
+            usage=usage.format_help().strip().removeprefix("usage: "),
+            description=self.summary,
+            epilog=epilog if self.hidden_count else None,
+            add_help=False,
+            formatter_class=formatter,
+            parents=[self.positional, self.optional],
+        )
+
+    def format_help(self) -> str:
+        """Return the help text, with the rarely needed options if the words of the command contain --help-all."""
+        return self.to_argparse().format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words that follow a command; if there is an unknown option, report it before all other errors."""
         option_words = list(itertools.takewhile("--".__ne__, words))  # all words after -- are positional
         if {"-h", *HELP_FLAGS}.intersection(option_words):
-            terminal.show_help(self.format_help(shows_all="--help-all" in option_words))
+            terminal.show(*self.format_help().splitlines())
             sys.exit(0)
         for word in option_words:
             flag, _, _ = word.partition("=")
             if flag.startswith("--") and " " not in word and flag not in self.flags:
-                fail(self.prog, f"unknown option {flag}{nearest_hint(flag, self.flags)}")
+                self.optional.error(f"unknown option {flag}{nearest_hint(flag, self.flags)}")
         arguments, other_words = self.optional.parse_known_args(option_words)
         positional_words = [*other_words, *words[len(option_words) :]]
         arguments, unknown_words = self.positional.parse_known_args(positional_words, arguments)
         if unknown_words:
-            fail(self.prog, f"unknown argument {unknown_words[0]!r}")
-        for action in self.actions:
-            # `Config` checks the options that are its fields.
-            value = getattr(arguments, action.dest, None)
-            if value is not None and action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:
-                limits.check(**{action.dest: value})
+            self.optional.error(f"unknown argument {unknown_words[0]!r}")
         return arguments
-
-    def format_help(self, *, shows_all: bool = False) -> str:
-        """Return the help text, with `shows_all` also of the rarely needed options."""
-        required_words = " ".join(map(_usage_words, self.sections[""]))
-        usage = f"usage: {self.prog} [options] {required_words}".rstrip()
-        blocks = [usage, textwrap.fill(self.summary, line_width())]
-        for title, actions in self.sections.items():
-            shown = [action for action in actions if shows_all or action not in self.rare_actions]
-            if shown:
-                blocks.append(format_list(title, map(_help_row, shown)))
-        if self.rare_actions and not shows_all:
-            blocks.append(f"{self.prog} --help-all also shows {len(self.rare_actions)} rarely needed options.")
-        return "\n\n".join(blocks)
 
 
 class _OneLineErrorParser(argparse.ArgumentParser):
-    """An argparse parser that reports an error in one line, without the usage line of argparse."""
+    """An argparse parser that raises its errors, which are one line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, allow_abbrev=False, add_help=False)
 
     def error(self, message: str) -> NoReturn:
-        fail(self.prog, message.replace("the following arguments are required:", "missing:"))
+        message = message.replace("the following arguments are required:", "missing:")
+        raise UserError(f"{message}; see {self.prog} --help")
 
 
-def line_width() -> int:
-    """Return the number of characters of a line of help."""
-    return min(MAX_LINE_WIDTH, shutil.get_terminal_size().columns) - 2
+def _read(reader: Callable[[str], Any], text: str) -> Any:
+    """Read a value of the command line; argparse shows the error."""
+    try:
+        return reader(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(error.as_command()) from None
 
 
-def format_list(title: str, rows: Iterable[tuple[str, str]], name_width: int = NAME_WIDTH) -> str:
-    """Return a titled list of names and descriptions in two columns; a long name has a line of its own.
-
-    The descriptions begin after `name_width` characters.
-    """
-    lines = [terminal.bold(title)] if title else []
-    for name, description in rows:
-        description_width = max(20, line_width() - name_width)
-        first_line, *other_lines = textwrap.wrap(description, description_width, break_on_hyphens=False) or [""]
-        if len(name) + 4 > name_width:  # two spaces before the name, and at least two after it
-            lines.append("  " + name)
-            name = ""
-        lines.append(f"  {name:<{name_width - 2}}{first_line}")
-        lines += [" " * name_width + line for line in other_lines]
-    return "\n".join(lines)
-
-
-def fail(prog: str, message: str) -> NoReturn:
-    """Print one line on standard error, and end the process with exit code 2."""
-    terminal.notify(f"{prog}: {message}; see {prog} --help")
-    sys.exit(2)
-
-
-def _choice_checker(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that checks the value of an argument; its error message suggests the nearest choice."""
-
-    def check(value: str) -> str:
-        if value not in choices:
-            hint = nearest_hint(value, choices)
-            raise argparse.ArgumentTypeError(f"unknown {value!r}{hint}, expected one of {', '.join(choices)}")
-        return value
-
-    return check
-
-
-def _help_row(action: argparse.Action) -> tuple[str, str]:
-    """Return the flags and placeholders of an argument, and its description with the default."""
-    flags = ", ".join(flag for flag in action.option_strings if flag.startswith("--"))
-    description = (action.help or "") % vars(action)
-    default = action.default
-    has_default = not (isinstance(default, bool) or default in (None, "", [], argparse.SUPPRESS, math.inf))
-    if has_default and not action.required and "default:" not in description:
-        default_text = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else str(default)
-        description += f" (default: {default_text})"
-    return " ".join([flags, *_placeholders(action)]).strip(), description
-
-
-def _usage_words(action: argparse.Action) -> str:
-    """Return a required or positional argument in the notation of the usage line."""
-    words = " ".join([*action.option_strings[-1:], *_placeholders(action)])
-    return f"[{words}]" if action.nargs == "?" else words
-
-
-def _placeholders(action: argparse.Action) -> list[str]:
-    """Return the placeholders for the values of an argument."""
-    placeholder = str(action.metavar or PLACEHOLDERS.get(action.type) or action.dest.upper())
-    if isinstance(action.nargs, int):
-        return [placeholder] * action.nargs
-    return [placeholder, "..."] if action.nargs == "+" else [placeholder]
+def _check_choice(value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise UserError(f"expected one of {', '.join(choices)}, got {value!r}{nearest_hint(value, choices)}")
+    return value

@@ -18,14 +18,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from factorcell.errors import UserError
-from factorcell.io import findings, input_files
+from factorcell.io import findings
 from factorcell.io.findings import LOG, Finding
 from factorcell.io.output import align_columns, escape_hidden, escape_hidden_json, to_json
 
 if TYPE_CHECKING:
-    from factorcell.evaluation.bayes_rule import Classification
+    pass
 
-STANDARD_INPUT = "standard input"  # its name in error messages
 SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
 
 Row = dict[str, Any]
@@ -61,11 +60,6 @@ def discard_output() -> None:
         os.close(null_descriptor)
 
 
-def decode_input(content: bytes, where: str = STANDARD_INPUT) -> str:
-    """Decode standard input, or one line of it called `where`; raise `UserError` if it is not text."""
-    return input_files.decode(content, where, sys.stdin.encoding)
-
-
 def has_colours(stream: TextIO) -> bool:
     """Return whether `stream` shows colours: as NO_COLOR or FORCE_COLOR specify, or else whether it is a terminal."""
     if os.environ.get("NO_COLOR"):
@@ -89,11 +83,6 @@ def join(gap: str, parts: Sequence[str]) -> Styled:
     return Styled(escape_hidden(gap).join(map(_safe, parts)))
 
 
-def bold(text: str) -> str:
-    """Return a heading in bold if standard output shows colours."""
-    return coloured(text, "1") if has_colours(sys.stdout) else text
-
-
 def show(*lines: str) -> None:
     """Print lines of the result."""
     for line in lines:
@@ -108,11 +97,6 @@ def show_fields(*cells: str) -> None:
 def show_part(text: str, before: str = "") -> None:
     """Print the next part of a line of the result immediately; `before` is the part printed before it."""
     print(escape_hidden(before + text)[len(escape_hidden(before)) :], end="", flush=True)
-
-
-def show_help(text: str) -> None:
-    """Print help without escapes: it may contain colours, and it contains no text from users."""
-    print(text)
 
 
 def notify(*lines: str) -> None:
@@ -137,43 +121,34 @@ class FindingHandler(logging.Handler):
 
     def __init__(self, verbose: bool) -> None:
         super().__init__()
-        self.verbose, self.count, self.is_in_block = verbose, 0, False
-        self.first: Finding | None = None
+        self.verbose, self.is_in_block, self.findings = verbose, False, list[Finding]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a log record; count a finding, and remember the first of the ranking."""
+        """Print a log record, or collect its finding."""
         finding: Finding | None = getattr(record, "finding", None)
         self.is_in_block |= hasattr(record, "label")
-        if finding is None:
-            return notify(*self._wrapped(record.getMessage()))
-        if self.verbose:
-            return self._warn(finding.text)
-        self.count += 1
-        if self.first is None or finding.rank < self.first.rank:
-            self.first = finding
-        return None
+        if finding is None or self.verbose:
+            self._print(record.getMessage(), is_warning=finding is not None)
+        else:
+            self.findings.append(finding)
 
     def flush(self) -> None:
-        """Print the remembered finding and the number of the others, and forget them."""
-        if self.first is not None:
-            others = f" ({self.count - 1} more with --verbose)" if self.count > 1 else ""
-            self._warn(f"{self.first.text}{others}")
-        self.clear()
+        """Print the finding that can mislead most and the number of the others, and forget them."""
+        if self.findings:
+            first = min(self.findings, key=lambda finding: finding.rank)
+            others = f" ({len(self.findings) - 1} more with --verbose)" if len(self.findings) > 1 else ""
+            self._print(f"{first.text}{others}", is_warning=True)
+        self.findings.clear()
 
-    def _warn(self, text: str) -> None:
-        """Print a finding, as a line of the block if there is one."""
-        notify(*self._wrapped(findings.format_fact("warning", text) if self.is_in_block else f"warning: {text}"))
-
-    def _wrapped(self, line: str) -> list[str]:
-        """Return a line as lines of the width of the terminal, which begin below the first text of a block."""
-        if not (self.is_in_block and sys.stderr.isatty()):
-            return [line]
-        indent = " " * len(findings.format_fact("", ""))
-        return textwrap.wrap(line, shutil.get_terminal_size().columns - 1, subsequent_indent=indent) or [line]
-
-    def clear(self) -> None:
-        """Forget all findings."""
-        self.first, self.count = None, 0
+    def _print(self, line: str, is_warning: bool) -> None:
+        """Print a line, wrapped to the width of the terminal if it belongs to a block; a block labels its warnings."""
+        if is_warning:
+            line = findings.format_fact("warning", line) if self.is_in_block else f"warning: {line}"
+        lines = [line]
+        if self.is_in_block and sys.stderr.isatty():
+            indent = " " * len(findings.format_fact("", ""))
+            lines = textwrap.wrap(line, shutil.get_terminal_size().columns - 1, subsequent_indent=indent) or [line]
+        notify(*lines)
 
 
 @contextmanager
@@ -188,7 +163,7 @@ def logging_to_standard_error(verbose: bool) -> Iterator[None]:
         yield
         handler.flush()
     finally:
-        handler.clear()
+        handler.findings.clear()
         warnings.showwarning = show_warning
         LOG.setLevel(level)
         LOG.removeHandler(handler)
@@ -218,34 +193,6 @@ def _format_cell(column: str, value: Any) -> str:
 def format_probability(value: float) -> str:
     """Return a probability with two significant digits: 0.34, 0.0022, 3.1e-07."""
     return f"{value:#.2g}" if value >= SMALLEST_PROBABILITY else f"<{SMALLEST_PROBABILITY:g}"
-
-
-def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
-    """Print the accuracies of a classification of labelled texts, of other classifiers and of the majority class.
-
-    With `verbose`, also print the metrics of each value and their means.
-    """
-    from factorcell.data.columns.values import natural_order
-
-    rows = [{"classifier": result.name, "accuracy": format_interval(metrics, "accuracy")}]
-    for row in metrics["others"]:
-        gain = format_difference(row, "difference")
-        rows.append({**row, "accuracy": format_interval(row, "accuracy"), "gain of the first": gain})
-    majority = f"majority class ({metrics['majority_value']})"
-    show_table(
-        [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
-        ("classifier", "accuracy", "gain of the first"),
-    )
-    reasons = {"left_out_missing": "without a value", "left_out_other": "with a value that is not a candidate"}
-    left_out = [f"{metrics[name]:,} {reason} left out" for name, reason in reasons.items() if metrics.get(name)]
-    show(", ".join([f"{metrics['texts']:,} texts", *left_out]))
-    if weights := metrics.get("combination_weights"):
-        show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
-    if verbose:
-        order = natural_order(result.names) or range(len(result.names))
-        means = {"value": "mean", "count": metrics["texts"], "f1": metrics["macro_f1"], "auc": metrics["auc"]}
-        value_rows = [*(metrics["values"][index] for index in order), means]
-        show_table(value_rows, ("value", "count", "precision", "recall", "f1", "auc"))
 
 
 def format_interval(row: Mapping[str, Any], name: str) -> str:

@@ -1,10 +1,4 @@
-"""Inspection of the learned embeddings of a context variable: neighbours, tokens, maps.
-
-    shift(w) = log p(w | h = 0, c) - log p(w | h = 0, c')
-
-is the change of the log probability of token w from context c' (by default the expected context) to context c, for a
-hidden state h of zero. For this h, only the softmax bias depends on the context: the low-rank bias Q c of TACL 2018
-(table 5) and all other adapted biases.
+"""Inspection of the learned embeddings of a context variable: neighbours, softmax biases, maps.
 
 Shapes: N values, k embedding, V vocabulary.
 """
@@ -27,7 +21,6 @@ from factorcell.options import limits
 from factorcell.runs.run import Run
 
 MIN_VALUES = 3  # minimum number of values for a map
-VALUE_COLUMN_KINDS = ("category", "number")
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -58,26 +51,24 @@ class Embeddings:
         Raises:
             UserError: The run has no embeddings of categories, or all values of the variable are rare.
         """
-        encoder, missing_reason = run.model.encoder, _missing_reason(run)
-        if encoder is None or missing_reason:
-            raise UserError(f"{run.folder}: the run has no embeddings of contexts, because {missing_reason}")
-        categories = run.schema.categories
+        encoder, config = run.model.encoder, run.config.model
+        if encoder is None or not (weight_adapters(config) or {*config.output_bias} & {*LOW_RANK_BIASES}):
+            reason = "the run is not adapted" if encoder is None else "only the bias of each value is adapted"
+            reason = "the context is read as a prefix" if run.model.prefix is not None else reason
+            raise UserError(f"{run.folder}: the run has no embeddings of contexts, because {reason}")
+        categories = [category for category in run.schema.categories if not category.is_all_rare]
         if not categories:
             kinds = ", ".join(f"{candidate.name} ({candidate.kind})" for candidate in run.schema.variables)
-            raise UserError(f"{run.folder}: expected a categorical context variable, got {kinds}")
-        if variable:
-            check_choice("categorical context", variable, [candidate.name for candidate in categories])
+            problem = "expected a categorical context variable with values that are not rare in training"
+            raise UserError(f"{run.folder}: {problem}, got {kinds}")
+        names = [candidate.name for candidate in categories]
+        check_choice("categorical context with frequent values", variable or names[0], names)
         value_names = set(map(category_name, values))
         chosen_variable = max(
             (candidate for candidate in categories if variable in ("", candidate.name)),
             key=lambda candidate: (len(value_names & set(candidate.values[1:])), len(candidate.values)),
         )
-        if chosen_variable.is_all_rare:
-            others = ", ".join(candidate.name for candidate in categories if not candidate.is_all_rare)
-            remedy = f"choose another variable: {others}" if others else "train with a lower --min-context-count"
-            problem = f"all values of {chosen_variable.name} are rare in training and share one embedding"
-            raise UserError(f"{run.folder}: {problem}; {remedy}")
-        table = encoder.tables[categories.index(chosen_variable)].detach().double().cpu().numpy()
+        table = encoder.tables[run.schema.categories.index(chosen_variable)].detach().double().cpu().numpy()
         return cls(  # without the first value, which is the unknown value
             variable=chosen_variable.name,
             source=chosen_variable.source_column,
@@ -123,23 +114,14 @@ class Embeddings:
         return results
 
 
-def _missing_reason(run: Run) -> str | None:
-    """Return why no adapter and no low-rank softmax bias of a run reads embeddings of values; None if one does."""
-    config = run.config.model
-    if run.model.encoder is not None and (weight_adapters(config) or {*config.output_bias} & {*LOW_RANK_BIASES}):
-        return None
-    if run.model.prefix is not None:
-        return "the context is read as a prefix"
-    return "only the bias of each value is adapted" if run.model.encoder is not None else "the run is not adapted"
-
-
 def bias_shift(
     run: Run, context: Mapping[str, Any], against: Mapping[str, Any] | None = None, *, unknown: str = "error"
 ) -> Floats:
     """Return how much the softmax bias of `context` raises the log probability of each token, in nats (V,).
 
-    The module header defines this shift. `against` is the context to compare with. A column that a context lacks has
-    the expected value. The shift of a token of probability 0 is 0.
+    The shift of token w is log p(w | h = 0, c) - log p(w | h = 0, c'), where c' is the context `against`. With a hidden
+    state h of zero, only the adapted biases depend on the context, as in table 5 of TACL 2018. A column that a context
+    lacks has the expected value. The shift of a token of probability 0 is 0.
     """
     head = run.model.head
     if not run.model.is_adapted or not run.config.model.output_bias:
@@ -153,8 +135,8 @@ def bias_shift(
             (token_log_probs,) = head.log_probabilities(zero_state, head_conditions)
             log_probs.append(token_log_probs.double().cpu().numpy())
     is_possible = np.isfinite(log_probs).all(axis=0)  # a token of probability 0 has log probability -infinity
-    first, second = (np.where(is_possible, token_log_probs, 0.0) for token_log_probs in log_probs)
-    return first - second
+    first, second = np.where(is_possible, log_probs, 0.0)
+    return np.asarray(first - second)
 
 
 def read_column(embeddings: Embeddings, source: Any, column: str) -> dict[str, Any]:
@@ -165,7 +147,7 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> dict[str, A
     """
     declaration = parse_column(column)
     name, kind = declaration.name, declaration.kind
-    check_choice("kind of column to colour by", kind or "number", VALUE_COLUMN_KINDS)
+    check_choice("kind of column to colour by", kind or "number", ("category", "number"))
     table = open_table(source)
     entries_by_value: dict[str, Counter[str]] = {}  # value -> entries with their counts
     for chunk in table.chunks([embeddings.source, name]):
@@ -175,25 +157,16 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> dict[str, A
     known_entries = {value: entries_by_value[value] for value in embeddings.values if value in entries_by_value}
     if not known_entries:
         raise UserError(f"{table.name}: no row has {name} and a value of {embeddings.source} that the run knows")
-    means = {value: _mean(entries) for value, entries in known_entries.items()}
-    if kind == "category" or (not kind and None in means.values()):
+    numbers = {entry: to_number(entry) for entries in known_entries.values() for entry in entries}
+    invalid = next((entry for entry, number in numbers.items() if number is None), None)
+    if kind == "number" and invalid is not None:
+        raise UserError(f"{table.name}: {name}: expected numbers, got {invalid!r}")
+    if kind == "category" or invalid is not None:
         return {value: entries.most_common(1)[0][0] for value, entries in known_entries.items()}
-    for value, mean in means.items():
-        if mean is None:
-            invalid = next(entry for entry in known_entries[value] if to_number(entry) is None)
-            raise UserError(f"{table.name}: {name} of {value!r} is {invalid!r}, not a number")
-    return means
-
-
-def _mean(entries: Counter[str]) -> float | None:
-    """Return the mean of entries, weighted by their counts; None if any entry is not a number."""
-    total = 0.0
-    for entry, count in entries.items():
-        number = to_number(entry)
-        if number is None:
-            return None
-        total += number * count
-    return total / entries.total()
+    return {
+        value: sum(count * (numbers[entry] or 0.0) for entry, count in entries.items()) / entries.total()
+        for value, entries in known_entries.items()
+    }
 
 
 def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
@@ -214,14 +187,9 @@ def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
 def map_points(embeddings: Embeddings, entries: Mapping[str, Any]) -> list[Row]:
     """Project all embeddings to a plane; return a row for each value with an entry of `read_column`."""
     points, _ = project_to_plane(embeddings.vectors)
+    kind = "group" if any(isinstance(entry, str) for entry in entries.values()) else "number"
     return [
-        {
-            "value": value,
-            "count": int(count),
-            "x": x,
-            "y": y,
-            "group" if isinstance(entries[value], str) else "number": entries[value],
-        }
-        for value, count, (x, y) in zip(embeddings.values, embeddings.counts, points.tolist(), strict=True)
+        {"value": value, "count": count, "x": x, "y": y, kind: entries[value]}
+        for value, count, (x, y) in zip(embeddings.values, embeddings.counts.tolist(), points.tolist(), strict=True)
         if value in entries
     ]

@@ -2,32 +2,27 @@
 
     r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
 
-w_t is token t of the text, and w_<t are the tokens before it. The end of the text counts as a token; therefore the r_t
-of a text sum to the difference of its log likelihoods. To reduce noise, log likelihoods can be averaged over several
-runs. The posterior p(context | w_<=t) after token t assumes a uniform prior over the contexts, of which there may be
-more than two. A column that a context lacks has the expected value.
-
-Shapes: K contexts, T targets of a text.
+Shapes: K contexts, T targets of a text, of which the last is its end.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from factorcell.data.columns.rows import ResultRows, to_row, to_values
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
-from factorcell.evaluation.diagnostics import common_columns, differing_columns, report_run
-from factorcell.evaluation.explaining.token_evidence import TokenCounts, read_training_texts
+from factorcell.evaluation.diagnostics import differing_columns, report_run
+from factorcell.evaluation.explaining.token_evidence import count_tokens, read_training_texts
 from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.io.findings import Finding, report
-from factorcell.io.lazy import LazyMethod
 from factorcell.nn.scoring import check_lengths
 from factorcell.runs.run import Run
 
@@ -38,12 +33,6 @@ ContextValues = Mapping[str, Any]  # column -> value
 Floats = NDArray[np.float64]
 
 
-class Explanation(ResultRows):
-    """The rows of `explain`, one per text, which a notebook displays with shaded tokens."""
-
-    _repr_html_ = LazyMethod("explanation_html", "factorcell.reports.notebook")
-
-
 def explain(
     runs: Run | Sequence[Run],
     texts: Sequence[str],
@@ -52,8 +41,11 @@ def explain(
     unknown: str = "error",
     train: Any = None,
     text_contexts: Sequence[ContextValues] | None = None,
-) -> Explanation:
+) -> ResultRows:
     """Compute the nats of texts given each of several named contexts, averaged over runs.
+
+    The posterior after a token assumes that all contexts are equally probable before the text. A column that a context
+    lacks has the expected value.
 
     Args:
         runs: A run, or several runs with the same tokenizer and vocabulary.
@@ -82,23 +74,24 @@ def explain(
     _check_arguments(runs, texts, list(contexts.values()))
     text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
     for run in runs:
-        report_run(run, *compared_columns([*contexts.values()], text_contexts))
+        report_run(run, differing_columns([*contexts.values()]))
     nats, corpus = _mean_nats(runs, texts, text_contexts, list(contexts.values()), unknown)
-    starts, rows, counts = target_offsets(corpus), Explanation(), None
+    starts, rows, counts = target_offsets(corpus), ResultRows(), None
     tokenizer, names = runs[0].tokenizer, list(contexts)
     if train is not None:
         training_texts = read_training_texts(runs[0], train)
-        counts = TokenCounts.of_contexts(runs[0], training_texts, list(contexts.values()), unknown=unknown)
+        assert training_texts is not None
+        counts = count_tokens(runs[0], training_texts, list(contexts.values()), unknown=unknown)
     for index, text in enumerate(texts):
         text_nats = nats[:, starts[index] : starts[index + 1]]
         ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()  # without the start token
-        posterior, tokens = _posterior(text_nats), []
+        posterior, tokens = softmax(-text_nats.cumsum(1), axis=0), []
         for position, token in enumerate([*tokenizer.split(text), *tokenizer.decode([tokenizer.specials.end])]):
             is_known = ids[position] != tokenizer.specials.unknown
             row: Row = {"token": tokenizer.readable(token), "known": is_known}
             row |= _figures(names, text_nats[:, position], posterior[:, position])
             if counts is not None:
-                token_counts = counts.tokens[:, ids[position]].tolist() if is_known else [None] * len(names)
+                token_counts = counts[:, ids[position]].tolist() if is_known else [None] * len(names)
                 row["counts"] = dict(zip(names, token_counts, strict=True))
             tokens.append(row)
         totals = _figures(names, text_nats.sum(1), posterior[:, -1])
@@ -108,20 +101,11 @@ def explain(
 
 
 def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
-    """Return the nats (K,) and the posterior (K,) of a text or token by context; for two contexts, also their ratio."""
     row: Row = {
         "nats": dict(zip(names, nats.tolist(), strict=True)),
         "posterior": dict(zip(names, posterior.tolist(), strict=True)),
     }
     return {**row, "ratio": float(nats[1] - nats[0])} if len(names) == 2 else row
-
-
-def _posterior(nats: Floats) -> Floats:
-    """Return the posterior of the contexts after each token (K, T) from the nats of the tokens (K, T)."""
-    log_joint = -nats.cumsum(1)
-    scaled_likelihoods = np.exp(log_joint - log_joint.max(0))
-    posterior: Floats = scaled_likelihoods / scaled_likelihoods.sum(0)
-    return posterior
 
 
 def _mean_nats(
@@ -132,7 +116,7 @@ def _mean_nats(
     unknown: str,
 ) -> tuple[Floats, Corpus]:
     """Return the nats of all targets given each context (K, targets), averaged over `runs`, and the texts as read."""
-    all_nats, digests, corpora = [], [], list[Corpus]()
+    all_nats, digest, corpora = [], "", list[Corpus]()
     for run in runs:
         columns = run.schema.columns()
         readable = [{name: value for name, value in row.items() if name in columns} for row in text_contexts]
@@ -141,8 +125,8 @@ def _mean_nats(
             for context in contexts
         ]
         check_lengths(corpora[0], run.model.max_tokens, lambda row: f"text {row + 1:,}")
-        digests.append(texts_digest(corpora[0]))  # equal for all contexts
-        if digests[-1] != digests[0]:
+        digest = digest or texts_digest(corpora[0])  # equal for all contexts
+        if texts_digest(corpora[0]) != digest:
             folders = f"{run.folder} and {runs[0].folder}"
             raise UserError(f"{folders}: the runs read the texts differently, so they cannot be averaged")
         all_nats.append(np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora]))
@@ -158,7 +142,7 @@ def _check_arguments(runs: Sequence[Run], texts: Sequence[str], contexts: Sequen
     if not any(run.model.is_adapted for run in runs):
         check_adapted(runs[0])
     for first, second in combinations(contexts, 2):
-        if dict(first) == dict(second):
+        if first == second:
             raise UserError(f"contexts: expected different contexts, got {context_text(first)} twice")
 
 
@@ -179,16 +163,9 @@ def read_texts(source: Any, column: str, context_columns: Sequence[str] = ()) ->
     return [text for text, *_ in rows.values()], [dict(zip(columns, row[1:], strict=True)) for row in rows.values()]
 
 
-def compared_columns(
-    contexts: Sequence[ContextValues], text_contexts: Iterable[ContextValues]
-) -> tuple[list[str], set[str]]:
-    """Return the columns in which the contexts differ, and those that they, or the contexts of all texts, specify."""
-    return differing_columns(contexts), common_columns(contexts) | common_columns(text_contexts)
-
-
 def context_text(context: ContextValues) -> str:
-    """Format a context as `rating=5; city=Oslo`, or as `expected` if it has no values."""
-    return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
+    """Format a context as `rating=5; city=Oslo`, or as `the expected context` if it has no values."""
+    return "; ".join(f"{name}={value}" for name, value in context.items()) or "the expected context"
 
 
 def has_evidence(token: Mapping[str, Any]) -> bool:

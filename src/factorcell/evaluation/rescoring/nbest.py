@@ -1,16 +1,14 @@
 """N-best lists of a speech recognizer, read from JSON lines, Kaldi, NeMo or SRILM (docs/rescoring.md has the formats).
 
-An n-best list has the most probable hypotheses (texts) for one utterance, each with scores of the recognizer. The first
-hypothesis is the result of the recognizer (the first pass). Scores are log probabilities in nats: Kaldi's costs are
-negated, and SRILM's logarithms to base 10 are multiplied by ln 10. Files may be compressed (.gz).
-
-Shapes: H hypotheses of an utterance, S scores.
+Scores are log probabilities in nats: Kaldi's costs are negated, and SRILM's logarithms to base 10 are multiplied by
+ln 10. Shapes: H hypotheses of an utterance, S scores.
 """
 
 import gzip
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.data.columns.rows import to_rows
-from factorcell.data.columns.values import category_name, to_float64
+from factorcell.data.columns.values import category_name
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.io import input_files
@@ -39,7 +37,6 @@ SRILM_SUFFIXES = (  # SRILM strips these suffixes from names of files
 )
 SRILM_LINE = "ACOUSTIC LM WORDS-COUNT WORD ..."
 SRILM_MARKS = ("<s>", "</s>", "-pau-")  # tokens in SRILM's lists that are not words
-NEMO_SCORE = "score"
 UTTERANCE_FIELDS = ("id", "hypotheses", "reference")  # all other fields are columns
 
 
@@ -72,16 +69,12 @@ class NBest:
     def __post_init__(self) -> None:
         if not self.utterances:
             raise UserError("utterances: expected at least one, got none")
-        ids = set()
-        for utterance in self.utterances:
-            if utterance.id in ids:
-                raise UserError(f"utterance {utterance.id!r} occurs twice; ids must be unique")
-            ids.add(utterance.id)
-            if (utterance.reference is None) == self.has_references:
-                id_without_reference = utterance.id if self.has_references else self.utterances[0].id
-                raise UserError(
-                    f"utterance {id_without_reference}: expected a reference; either all or no utterances have one"
-                )
+        repeated = [name for name, count in Counter(utterance.id for utterance in self.utterances).items() if count > 1]
+        if repeated:
+            raise UserError(f"utterance {repeated[0]!r} occurs twice; ids must be unique")
+        bare = [utterance.id for utterance in self.utterances if utterance.reference is None]
+        if 0 < len(bare) < len(self.utterances):
+            raise UserError(f"utterance {bare[0]}: expected a reference; either all or no utterances have one")
 
     @property
     def has_references(self) -> bool:
@@ -117,7 +110,6 @@ def read_nbest(source: Any) -> NBest:
 
 
 def _read_rows(path: Path) -> Rows:
-    """Yield the rows of a file or folder in any of the formats."""
     if path.is_dir():
         yield from _read_kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _read_srilm(path)
         return
@@ -150,7 +142,6 @@ def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _parse_score(text: str, where: str, line_format: str) -> float:
-    """Convert the text of a score to a number; name the location and the `line_format` in a `UserError`."""
     try:
         value = float(text)
     except ValueError:
@@ -161,13 +152,11 @@ def _parse_score(text: str, where: str, line_format: str) -> float:
 
 
 def _parse_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
-    """Return the n-best lists of rows in the JSON lines format with their locations; check all fields."""
     score_names: tuple[str, ...] | None = None
     utterances = []
     for where, row in rows:
         if not isinstance(row, Mapping) or not isinstance(row.get("id"), (str, int)):
             raise UserError(f"{where}: expected an object with id and hypotheses")
-        row = _without_numpy(row)
         hypotheses = row.get("hypotheses")
         if not isinstance(hypotheses, list) or not hypotheses:
             actual = "an empty list" if hypotheses == [] else f"{hypotheses!r:.40}"
@@ -191,10 +180,8 @@ def _parse_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
 
 
 def _parse_hypothesis(entry: Any, score_names: Sequence[str], where: str) -> list[float]:
-    """Return the scores of a hypothesis, which must have a text and all `score_names`."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("text"), str):
         raise UserError(f"{where}: expected an object with text and scores, got {entry!r:.60}")
-    entry = _without_numpy(entry)
     if set(entry) != {"text", *score_names}:
         difference = ", ".join(sorted(set(entry) ^ {"text", *score_names}))
         raise UserError(
@@ -207,26 +194,18 @@ def _parse_hypothesis(entry: Any, score_names: Sequence[str], where: str) -> lis
     return [float(entry[name]) for name in score_names]
 
 
-def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with NumPy scalars converted to Python's types."""
-    floats = {name: to_float64(value) for name, value in row.items() if isinstance(value, np.floating)}
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | floats
-
-
 def _convert_nemo_row(row: Any, where: str) -> dict[str, Any]:
-    """Convert a NeMo object to a row of the JSON lines format; drop fields that are lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
     has_pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
     if not has_pairs or not isinstance(row.get("audio_filepath"), str):
         raise UserError(f"{where}: expected audio_filepath and beams, a list of [TEXT, SCORE], got {row!r:.60}")
     columns = {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
     reference = columns.pop("text", None)
-    hypotheses = [{"text": text, NEMO_SCORE: score} for text, score in beams]
+    hypotheses = [{"text": text, "score": score} for text, score in beams]
     return {**columns, "id": row["audio_filepath"], "hypotheses": hypotheses, "reference": reference}
 
 
 def _read_kaldi(path: Path) -> Rows:
-    """Yield a row for each utterance in a folder of Kaldi's text files."""
     texts_path = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
     costs_by_score: dict[str, dict[str, float]] = {}  # score -> hypothesis -> cost
     for file_name, score in KALDI_COSTS.items():
@@ -239,8 +218,8 @@ def _read_kaldi(path: Path) -> Rows:
     lists: dict[str, list[dict[str, Any]]] = {}
     for where, line in _read_lines(texts_path):
         hypothesis_id, text, *_ = *line.split(maxsplit=1), ""  # the text of a line without words is empty
-        utterance_id, dash, number = hypothesis_id.rpartition("-")
-        if not dash or not utterance_id or not number.isdecimal():
+        utterance_id, _, number = hypothesis_id.rpartition("-")
+        if not utterance_id or not number.isdecimal():
             raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {hypothesis_id!r}")
         for score, costs in costs_by_score.items():
             if hypothesis_id not in costs:
@@ -256,7 +235,6 @@ def _read_kaldi(path: Path) -> Rows:
 
 
 def _read_srilm(path: Path) -> Rows:
-    """Yield a row for SRILM's n-best list in a file, or for those of all files in a folder."""
     files = [entry for entry in input_files.list_visible(path) if entry.is_file()] if path.is_dir() else [path]
     for file in files:
         utterance_id = file.name

@@ -2,33 +2,25 @@
 
     total(h) = sum_k w_k score_k(h) + w_model log p(h | context) + w_words words(h)
 
-score_k are the scores of the n-best list, words(h) is the number of words of hypothesis h, and w are weights. All
-scores are in nats. The hypothesis with the largest total is chosen, and the first one in case of ties. Weights are read
-from a file, set by `ScoreWeights.with_model_share`, or fitted on lists with references. Fitted weights make the
-hypotheses with the fewest word errors most likely.
-
-log p(h | context) includes the spellings of out-of-vocabulary words (`model.spelling`). Otherwise, a hypothesis with
-such a word could win because p(<unk>) is the probability of all of them together.
-
-The word errors of a hypothesis are its Levenshtein distance over words to the reference. Words are separated by white
-space and compared literally.
-
-Shapes: U utterances, H hypotheses of the longest list (shorter lists are padded), F scores, R words of a reference.
+All scores are in nats, score_k are those of the n-best list. log p(h | context) includes the spellings of
+out-of-vocabulary words. Shapes: U utterances, H hypotheses of the longest list (shorter lists are padded), F scores.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import log_softmax
 
 from factorcell import bootstrap
 from factorcell.data.columns.schema import EXPECTED_READING
 from factorcell.data.columns.values import is_missing
 from factorcell.errors import UserError, check_choice, nearest_hint
-from factorcell.evaluation.perplexity import reads_context, value_groups
+from factorcell.evaluation.perplexity import value_groups
 from factorcell.evaluation.rescoring.nbest import LM, NBest
 from factorcell.evaluation.text_figures import sum_per_text
 from factorcell.io import files
@@ -41,52 +33,34 @@ from factorcell.options import limits
 from factorcell.runs.run import Run
 
 Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 Row = dict[str, Any]
+Weights = Mapping[str, float]  # the weight of each score; a score without a weight has weight 0
 
 MODEL, WORDS = "model", "words"  # names of two scores: the log probability by the model, and the number of words
-MAX_STEPS = 50  # of Newton's method
 RIDGE = 1e-3  # penalty on the scaled weights, which keeps them finite for perfectly separated lists
-MAX_HYPOTHESES, MAX_CHARACTERS = 4_000, 4_000_000  # per batch of utterances
-ALL = ("all", "all")  # `by` and `value` of the group of all utterances
+UTTERANCES_AT_ONCE = 500
 
 
-@dataclass(frozen=True)
-class ScoreWeights:
-    """The weight of each score, of the rescoring model (`model`) and of the number of words (`words`)."""
+def share_weights(names: Sequence[str], share: float = 0.5) -> Weights:
+    """Return weights for the scores `names` without fitting.
 
-    values: Mapping[str, float]
+    The rescoring model has the weight `share`, the first-pass language model (`lm`) 1 - `share`, other scores 1, and
+    the number of words 0.
+    """
+    [share] = limits.check(share=share)
+    weights = {name: 1 - share if name == LM else 1.0 for name in names}
+    return {**weights, MODEL: share, WORDS: 0.0}
 
-    @classmethod
-    def with_model_share(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
-        """Return weights for the scores `names` without fitting.
 
-        The rescoring model has the weight `share`, the first-pass language model (`lm`) 1 - `share`, other scores 1,
-        and the number of words 0.
-        """
-        [share] = limits.check(share=share)
-        weights = {name: 1 - share if name == LM else 1.0 for name in names}
-        return cls({**weights, MODEL: share, WORDS: 0.0})
-
-    @classmethod
-    def open(cls, path: str | Path) -> "ScoreWeights":
-        """Read weights from a JSON file with an object from names to numbers."""
-        weights = files.read_json(path)
-        is_valid = isinstance(weights, dict) and all(
-            isinstance(value, (int, float)) and np.isfinite(value) for value in weights.values()
-        )
-        if not is_valid:
-            raise UserError(f"{path}: expected an object of names and finite numbers, got {weights!s:.60}")
-        return cls({name: float(value) for name, value in weights.items()})
-
-    def save(self, path: str | Path) -> None:
-        files.write_json(path, dict(self.values))
-
-    def array(self, names: Sequence[str]) -> Floats:
-        """Return the weights (F,) of the features `names`; a feature without a weight has weight 0."""
-        for name in self.values:
-            check_choice("weight", name, names)
-        return np.array([self.values.get(name, 0.0) for name in names])
+def read_weights(path: str | Path) -> Weights:
+    """Read weights from a JSON file with an object from names to numbers."""
+    weights = files.read_json(path)
+    is_valid = isinstance(weights, dict) and all(
+        isinstance(value, (int, float)) and np.isfinite(value) for value in weights.values()
+    )
+    if not is_valid:
+        raise UserError(f"{path}: expected an object of names and finite numbers, got {weights!s:.60}")
+    return {name: float(value) for name, value in weights.items()}
 
 
 def _read_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any], unknown: str) -> list[Row]:
@@ -101,7 +75,7 @@ def _read_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any], 
     rows = [{**utterance.columns, **shared} for utterance in nbest.utterances]
     contexts = [{name: row[name] for name in columns if name in row} for row in rows]
     absent = [name for name in columns if all(is_missing(context.get(name)) for context in contexts)]
-    if absent and reads_context(model):
+    if absent and model.reads_context:
         other_columns = [name for name in nbest.columns if name not in columns]
         for name in absent if unknown != "expected" else ():
             if hint := nearest_hint(name, other_columns):
@@ -147,9 +121,9 @@ def score_hypotheses(
     contexts = _read_contexts(model, nbest, context or {}, unknown)
     scored_utterances = []
     with progress_bar(total=len(contexts), desc="scoring", unit="utterances") as bar:
-        for batch in batches(nbest):
-            utterances = nbest.utterances[batch]
-            pairs = zip(utterances, contexts[batch], strict=True)
+        for begin in range(0, len(contexts), UTTERANCES_AT_ONCE):
+            utterances = nbest.utterances[begin : begin + UTTERANCES_AT_ONCE]
+            pairs = zip(utterances, contexts[begin:], strict=False)
             rows = [(f"utterance {utterance.id}", text, row) for utterance, row in pairs for text in utterance.texts]
             names, texts, text_contexts = zip(*rows, strict=True)
             corpus = model.read(texts, text_contexts, unknown=unknown, truncate=False)
@@ -165,33 +139,13 @@ def score_hypotheses(
     return NBest((*nbest.score_names, MODEL, WORDS), tuple(scored_utterances))
 
 
-def batches(nbest: NBest) -> Iterator[slice]:
-    """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together."""
-    begin = hypothesis_count = character_count = 0
-    for index, utterance in enumerate(nbest.utterances):
-        characters_of_utterance = sum(map(len, utterance.texts))
-        hypothesis_count += len(utterance.texts)
-        character_count += characters_of_utterance
-        exceeds_limit = hypothesis_count > MAX_HYPOTHESES or character_count > MAX_CHARACTERS
-        if index > begin and exceeds_limit:
-            yield slice(begin, index)
-            begin, hypothesis_count, character_count = index, len(utterance.texts), characters_of_utterance
-    yield slice(begin, len(nbest.utterances))
-
-
-def choose_hypotheses(scored: NBest, weights: ScoreWeights) -> list[int]:
-    """Return the index of the hypothesis with the largest total for each utterance."""
-    score_weights = weights.array(scored.score_names)
-    return [int((utterance.scores @ score_weights).argmax()) for utterance in scored.utterances]
-
-
-def fit_weights(scored: NBest) -> tuple[ScoreWeights, float]:
+def fit_weights(scored: NBest) -> tuple[Weights, float]:
     """Fit the weights that make the hypotheses with the fewest word errors most likely within their lists.
 
         maximize  1/U sum_u log p(best hypotheses of u) - RIDGE / 2 w . w,    p(h) ~ exp(w . x(h))
 
     x(h) (F,) are the scores of hypothesis h, scaled to unit standard deviation, and w (F,) are the weights. The
-    objective is concave in w; Newton's method maximizes it.
+    objective is concave in w.
 
     Args:
         scored: The lists that `score_hypotheses` returns.
@@ -209,7 +163,7 @@ def fit_weights(scored: NBest) -> tuple[ScoreWeights, float]:
     list_lengths = np.array([len(utterance.texts) for utterance in scored.utterances])
     is_real = np.arange(features.shape[1]) < list_lengths[:, None]
     weights, log_prob = maximize_likelihood(features, is_real, errors)
-    return ScoreWeights(dict(zip(scored.score_names, weights.tolist(), strict=True))), -log_prob
+    return dict(zip(scored.score_names, weights.tolist(), strict=True)), -log_prob
 
 
 def pad_lists(lists: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -224,7 +178,7 @@ def deviations(features: Floats) -> Floats:
     return np.where(result > 0, result, 1.0)
 
 
-def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
+def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: NDArray[Any]) -> tuple[Floats, float]:
     """Return the weights (F,) that make the best hypotheses of each list most likely, and their objective in nats.
 
     `features` (U, H, F), `errors` (U, H) in words; `is_real` (U, H) is false for padding. If several hypotheses of a
@@ -237,37 +191,19 @@ def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Id
     shares = is_best / is_best.sum(axis=1, keepdims=True)  # (U, H): equal for the best hypotheses of a list, else 0
     mean_features_of_best = np.einsum("uh,uhf->uf", shares, scaled_features)
 
-    def list_log_probs(weights: Floats) -> Floats:
-        totals = np.where(is_real, scaled_features @ weights, -np.inf)
-        totals = totals - totals.max(axis=1, keepdims=True)
-        log_probs: Floats = totals - np.log(np.exp(totals).sum(axis=1, keepdims=True))
-        return log_probs
+    def loss(weights: Floats) -> tuple[float, Floats]:
+        log_probs = log_softmax(np.where(is_real, scaled_features @ weights, -np.inf), axis=1)
+        mean_features = np.einsum("uh,uhf->uf", np.exp(log_probs), scaled_features)
+        gradient = RIDGE * weights - (mean_features_of_best - mean_features).mean(axis=0)
+        log_likelihood = float((shares * np.where(is_best, log_probs, 0.0)).sum()) / len(scaled_features)
+        return RIDGE / 2 * float(weights @ weights) - log_likelihood, gradient
 
-    def objective(weights: Floats) -> float:
-        log_probs = np.where(shares > 0, list_log_probs(weights), 0.0)
-        return float((shares * log_probs).sum() / len(scaled_features) - RIDGE / 2 * weights @ weights)
-
-    weights = np.zeros(scaled_features.shape[2])
-    value = objective(weights)
-    for _ in range(MAX_STEPS):
-        probabilities = np.exp(list_log_probs(weights))
-        mean_features = np.einsum("uh,uhf->uf", probabilities, scaled_features)
-        gradient = (mean_features_of_best - mean_features).mean(axis=0) - RIDGE * weights
-        centred_features = scaled_features - mean_features[:, None]
-        hessian = np.einsum("uh,uhf,uhg->fg", probabilities, centred_features, centred_features) / len(scaled_features)
-        step = np.linalg.solve(hessian + RIDGE * np.eye(len(weights)), gradient)
-        step_share = 1.0  # halved until the step does not lower the objective
-        while objective(weights + step_share * step) < value and step_share > 1e-9:
-            step_share /= 2
-        weights = weights + step_share * step
-        previous_value, value = value, objective(weights)
-        if value - previous_value < 1e-12:
-            break
-    return weights / scales, value
+    result = minimize(loss, np.zeros(scaled_features.shape[2]), jac=True, method="BFGS", options={"gtol": 1e-9})
+    return result.x / scales, -float(result.fun)
 
 
-def rescore(scored: NBest, weights: ScoreWeights) -> list[Row]:
-    """Choose the hypothesis with the largest total for each utterance.
+def rescore(scored: NBest, weights: Weights) -> list[Row]:
+    """Choose the hypothesis with the largest total for each utterance, and the first one in case of ties.
 
     Returns:
         A row per utterance with its `id`, the chosen `text`, the `place` of this text in the list (from 1), the `first`
@@ -276,7 +212,11 @@ def rescore(scored: NBest, weights: ScoreWeights) -> list[Row]:
         (`errors_first`), and of the text with the fewest (`errors_oracle`).
     """
     rows: list[Row] = []
-    for utterance, index in zip(scored.utterances, choose_hypotheses(scored, weights), strict=True):
+    for name in weights:
+        check_choice("weight", name, scored.score_names)
+    score_weights = np.array([weights.get(name, 0.0) for name in scored.score_names])
+    for utterance in scored.utterances:
+        index = int((utterance.scores @ score_weights).argmax())
         text = utterance.texts[index]
         row: Row = {"id": utterance.id, "text": text, "place": index + 1, "first": utterance.texts[0]}
         if utterance.reference is not None:
@@ -287,13 +227,12 @@ def rescore(scored: NBest, weights: ScoreWeights) -> list[Row]:
     return rows
 
 
-def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> list[Row]:
+def word_error_rates(rows: Sequence[Row], by: Sequence[str] = ()) -> list[Row]:
     """Compute word error rates over all utterances, and over groups with the same value of a column.
 
     Args:
         rows: Rows of `rescore` for lists with references.
         by: The names of the columns.
-        seed: The seed of the bootstrap over utterances.
 
     Returns:
         A row per group with `by` (the column), `value`, and the numbers of `utterances` and `words`. Word errors are
@@ -304,26 +243,23 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0)
     Raises:
         UserError: No utterance has a column of `by`, or the references of a group have no words.
     """
-    summary = [_compute_rates(ALL, rows, seed)]
+    groups = {("all", "all"): list(rows)}
     for name in sorted(by):
         check_choice("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
-        groups: dict[str, list[Row]] = {}
+        members: dict[tuple[str, str], list[Row]] = {}
         for row, value in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
-            groups.setdefault(value, []).append(row)
-        largest_first = sorted(groups.items(), key=lambda group: -len(group[1]))
-        summary += [_compute_rates((name, value), members, seed) for value, members in largest_first]
-    return summary
+            members.setdefault((name, value), []).append(row)
+        groups |= sorted(members.items(), key=lambda group: -len(group[1]))
+    return [_compute_rates(column, value, members) for (column, value), members in groups.items()]
 
 
-def _compute_rates(group: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
-    """Return the row of `word_error_rates` for a group, which is a column and a value."""
+def _compute_rates(column: str, value: str, rows: Sequence[Row]) -> Row:
     counts = np.array([[row[name] for name in ("words", "errors_first", "errors", "errors_oracle")] for row in rows])
-    sums = bootstrap.resampled_sums(counts.astype(np.float64), seed=seed)
+    sums = bootstrap.resampled_sums(counts.astype(np.float64))
     words, first, rescored, oracle = sums[0].tolist()  # over all utterances
-    column, value = group
     if not words:
-        group_description = "" if group == ALL else f" of {column} {value!r}"
-        raise UserError(f"the references{group_description} have no words, so the word error rate is undefined")
+        description = "" if column == "all" else f" of {column} {value!r}"
+        raise UserError(f"the references{description} have no words, so the word error rate is undefined")
     gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
     return {
         **{"by": column, "value": value, "utterances": len(rows), "words": int(words)},
@@ -333,7 +269,10 @@ def _compute_rates(group: tuple[str, str], rows: Sequence[Row], seed: int) -> Ro
 
 
 def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return for each of `texts` (H) the fewest insertions, deletions and substitutions of words from `reference`."""
+    """Return for each of `texts` (H) the fewest insertions, deletions and substitutions of words from `reference`.
+
+    This is their Levenshtein distance over words, which white space separates.
+    """
     reference_words, hypotheses = reference.split(), [text.split() for text in texts]
     id_by_word = {word: word_id for word_id, word in enumerate(dict.fromkeys(reference_words))}
     reference_ids = np.array([id_by_word[word] for word in reference_words], dtype=np.int64)

@@ -8,11 +8,10 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,6 +41,7 @@ COMPUTING_SHARE = 0.8
 MIN_SEARCH_SECONDS = 0.001  # minimum number of seconds that a search may use, even if many requests wait
 CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
 CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
+TIMEOUT = 10.0  # seconds for a request other than a completion
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 DEFAULT_HEADERS = {
     "cache-control": "no-store",
@@ -62,19 +62,15 @@ class Settings:
 
     Attributes:
         deadline: Seconds for a completion, unless the request sets its own deadline.
-        timeout: Seconds for every other request.
         host_names: Host names by which clients may address the server; if empty, any name.
         origins: Origins of other sites whose pages may send requests, such as https://shop.example.
         pad: Responses with completions are padded to a multiple of this number of bytes; 0 for no padding.
-        hint: Placeholder of the empty search box.
     """
 
     deadline: float = 0.1
-    timeout: float = 10.0
     host_names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     pad: int = 0
-    hint: str = ""
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -115,15 +111,14 @@ class Metrics:
 
 
 def new_lanes(threads: int = 0) -> dict[str, Lane]:
-    """Return thread pools by name; completions and changes each have as many `threads`, 0: one per core.
+    """Return thread pools by name, each with as many `threads`, 0: one per core.
 
-    Each kind of work has its own lane, so that no kind can keep another from running.
+    Completions and changes have their own lanes, so that neither can keep the other from running.
     """
     threads = threads or usable_cores()
     return {
         "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),
         "change": Lane("change", threads, max_waiting=256),
-        "batch": Lane("batch", threads=1, max_waiting=16),
     }
 
 
@@ -154,7 +149,7 @@ def application(site: Site, watcher: AbstractContextManager[object] | None = Non
         site.close()
 
     routes = [Route("/metrics", partial(_respond_with_metrics, site))]
-    routes += pages.routes(site.settings.hint, needs_keys=site.keys is not None)
+    routes += pages.routes(needs_keys=site.keys is not None)
     for path in dict.fromkeys(operation.path for operation in OPERATIONS):
         operations = {operation.method: operation for operation in OPERATIONS if operation.path == path}
         routes.append(Route(path, partial(_respond, site, operations), methods=list(operations)))
@@ -172,7 +167,7 @@ def application(site: Site, watcher: AbstractContextManager[object] | None = Non
 
 
 class Guard:
-    """Middleware that checks host and origin, adds headers, turns errors into problems, and records metrics.
+    """Middleware that checks and adds headers, turns errors into problems, and records metrics.
 
     Routes match the escaped path, so that a user id may contain any character, even a slash.
     """
@@ -194,14 +189,10 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        # Servers may omit optional keys or set them to None.
-        scope = {name: value for name, value in scope.items() if value is not None}
-        scope |= {"app": self, ARRIVED: arrived, OPERATION: OTHER}
+        path = scope["raw_path"].decode("ascii", "replace")
+        scope = {**scope, "app": self, "path": path, ARRIVED: arrived, OPERATION: OTHER}
         try:
-            raw_path: bytes | None = scope.get("raw_path")  # without this optional key, a slash in a user id is lost
-            path = quote(scope["path"], errors="replace") if raw_path is None else raw_path.decode("ascii", "replace")
-            scope["path"] = path
-            _check_host_and_origin(Headers(scope=scope), scope["method"], self.site.settings)
+            _check_headers(Headers(scope=scope), scope["method"], self.site.settings)
             await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
             status = CLIENT_DISCONNECTED
@@ -215,12 +206,14 @@ class Guard:
         return None
 
 
-def _check_host_and_origin(headers: Headers, method: str, settings: Settings) -> None:
-    """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
+def _check_headers(headers: Headers, method: str, settings: Settings) -> None:
+    """Raise a `ProblemError` for an ambiguous body, a foreign host name, or a change by a page of another origin.
 
     Browsers always send the headers Host and Origin. Therefore no foreign web page can use a server that accepts only
     requests from its own machine.
     """
+    if "transfer-encoding" in headers and "content-length" in headers:  # a proxy could see another end of the body
+        raise ProblemError("malformed", "expected one length of the body", headers={"Connection": "close"})
     host = headers.get("host", "").lower()
     host_without_port, _, port = host.rpartition(":")
     host_name = (host_without_port if port.isdigit() else host).removeprefix("[").removesuffix("]")
@@ -270,7 +263,7 @@ async def _respond(site: Site, operations: dict[str, Operation], request: Reques
     if operation.request_type is not None:
         message = await problems.read_message(request, operation.request_type, operation.max_body_bytes)
     user = problems.path_parameter(request, "user") if "user" in request.path_params else ""
-    seconds = site.settings.timeout
+    seconds = TIMEOUT
     if isinstance(message, CompletionRequest):
         milliseconds = message.deadline_ms
         seconds = COMPUTING_SHARE * (site.settings.deadline if milliseconds is None else milliseconds / 1000)
@@ -284,10 +277,6 @@ async def _respond(site: Site, operations: dict[str, Operation], request: Reques
         return operation.handler(Call(site.service, message, user, time_limit))
 
     with site.metrics.waiting.labels(operation.lane).track_inprogress():
-        if operation.is_streaming:
-            results = lane.stream(work, deadline, until_disconnected)
-            first_result = await anext(results)  # raises the errors that occur before the first result
-            return StreamingResponse(_events(first_result, results), media_type=pages.EVENT_STREAM)
         result = await lane.run(work, deadline, until_disconnected)
     if isinstance(result, Completions) and result.degraded:
         site.metrics.degraded.labels(result.degraded).inc()
@@ -298,11 +287,3 @@ async def _respond(site: Site, operations: dict[str, Operation], request: Reques
         padded_size = math.ceil(len(content) / site.settings.pad) * site.settings.pad
         content = content.ljust(padded_size)  # spaces after the JSON value
     return Response(content, media_type="application/json")
-
-
-async def _events(first_result: Any, results: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    """Yield results as server-sent events."""
-    yield b"data: " + msgspec.json.encode(first_result) + b"\n\n"
-    with suppress(DisconnectedError):
-        async for result in results:
-            yield b"data: " + msgspec.json.encode(result) + b"\n\n"

@@ -16,7 +16,7 @@ the first `min_seconds` of such work, and the seconds that it used beyond its al
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -96,40 +96,6 @@ class Lane:
                     self.waiting_count -= 1
             result.cancel()  # otherwise, asyncio would log a later error of the work, with texts of the user
             stop.set()
-
-    async def stream(
-        self,
-        work: Callable[[TimeLimit], Iterator[T]],
-        deadline: float,
-        wait_for_disconnect: Callable[[], Awaitable[None]],
-    ) -> AsyncIterator[T]:
-        """Run `work` in a thread as `run` does, and yield the values that it yields.
-
-        When the client disconnects or the generator is closed, the thread stops as soon as `work` yields its next
-        value.
-        """
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[T | None]()  # None marks the end
-
-        def put_values(time_limit: TimeLimit) -> None:
-            for value in work(time_limit):
-                if time_limit.stop.is_set:
-                    return
-                loop.call_soon_threadsafe(queue.put_nowait, value)
-
-        def put_end(task: asyncio.Task[None]) -> None:
-            queue.put_nowait(None)
-            if not task.cancelled():
-                task.exception()  # otherwise, asyncio would log an unretrieved error
-
-        task = asyncio.ensure_future(self.run(put_values, deadline, wait_for_disconnect))
-        task.add_done_callback(put_end)
-        try:
-            while (value := await queue.get()) is not None:
-                yield value
-                await asyncio.sleep(0)  # lets the server notice a disconnection although more values are queued
-            await task
-        finally:
-            task.cancel()
 
     def close(self) -> None:
         """Wait for running work and drop the queue."""

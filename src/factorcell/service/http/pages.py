@@ -5,7 +5,7 @@ file has changed.
 """
 
 import hashlib
-import html
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -18,17 +18,15 @@ from starlette.routing import Route
 from factorcell.io.extras import __version__
 from factorcell.service.http import problems
 from factorcell.service.http.operations import OPERATIONS, Operation
-from factorcell.service.messages import Problem, UserId
+from factorcell.service.messages import Health, Problem, UserId
 
 SCOPE_DESCRIPTIONS = {
-    "complete": "request completions, scores, classes and generated texts",
+    "complete": "request completions",
     "learn": "accept texts of users",
     "users": "show, export, pause and delete the data of users",
     "admin": "import users and read the metrics",
 }
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
-EVENT_STREAM = "text/event-stream"  # the media type of server-sent events
-HINT = "Type something"  # default placeholder of the empty search box
 BOX = "factorcell.js"  # the script of the search box, which other sites may load
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 # Pages load and request only files of this server, and no text can become code or markup.
@@ -64,6 +62,7 @@ def openapi(needs_keys: bool = False) -> Json:
             "version": __version__,
             "description": "Completes text as users type, learns accepted texts, and deletes user data on request.",
         },
+        "servers": [{"url": "."}],  # the folder of this description: a proxy may serve it under a prefix
         "paths": paths,
         "components": {"schemas": components},
         "x-problems": {
@@ -78,10 +77,6 @@ def openapi(needs_keys: bool = False) -> Json:
 
 
 def _describe_operation(operation: Operation, references_by_type: dict[Any, Json], needs_keys: bool) -> Json:
-    media_type, schema = "application/json", references_by_type[operation.response_type]
-    if operation.is_streaming:
-        data = {"type": "string", "contentMediaType": media_type, "contentSchema": schema}
-        media_type, schema = EVENT_STREAM, {"type": "object", "properties": {"data": data}, "required": ["data"]}
     description: Json = {
         "operationId": f"{operation.name}_{operation.method.lower()}",
         "summary": (operation.handler.__doc__ or "").strip().split("\n")[0],
@@ -89,7 +84,7 @@ def _describe_operation(operation: Operation, references_by_type: dict[Any, Json
         "responses": {
             "200": {
                 "description": (operation.response_type.__doc__ or "").strip(),
-                "content": {media_type: {"schema": schema}},
+                "content": {"application/json": {"schema": references_by_type[operation.response_type]}},
             },
             "default": {
                 "description": "Why the request failed",
@@ -108,32 +103,24 @@ def _describe_operation(operation: Operation, references_by_type: dict[Any, Json
     return description
 
 
-def routes(hint: str = "", needs_keys: bool = False) -> list[Route]:
-    """Return the routes of the OpenAPI description and of all files.
-
-    Args:
-        hint: The placeholder of the empty search box.
-        needs_keys: Whether the service requires keys.
-    """
+def routes(needs_keys: bool = False) -> list[Route]:
+    """Return the routes of the OpenAPI description and of all files; `needs_keys`: whether requests need keys."""
     description = openapi(needs_keys)
     folder = resources.files("factorcell") / "service" / "page"
     contents = {path: (folder / name).read_bytes() for path, name in FILES.items()}
-    contents["/"] = contents["/"].replace(HINT.encode(), html.escape(hint or HINT).encode(errors="replace"))
     template = jinja2.Template(contents["/docs"].decode(), autoescape=True, trim_blocks=True)
     operations = [(path, *item) for path, methods in description["paths"].items() for item in methods.items()]
     contents["/docs"] = template.render(description, operations=operations, problems=description["x-problems"]).encode()
-    constants = {"/healthz": b'{"status":"ok"}', "/openapi.json": msgspec.json.encode(description)}
+    constants = {"/healthz": msgspec.json.encode(Health()), "/openapi.json": msgspec.json.encode(description)}
+    endpoints = {path: partial(_respond_with_json, content) for path, content in constants.items()}
     return [
-        *(Route(path, _constant_endpoint(content)) for path, content in constants.items()),
+        *(Route(path, endpoint) for path, endpoint in endpoints.items()),
         *(_file_route(path, content) for path, content in contents.items()),
     ]
 
 
-def _constant_endpoint(content: bytes) -> Any:
-    async def respond(_: Request) -> Response:
-        return Response(content, media_type="application/json")
-
-    return respond
+async def _respond_with_json(content: bytes, _: Request) -> Response:
+    return Response(content, media_type="application/json")
 
 
 def _file_route(path: str, content: bytes) -> Route:

@@ -1,7 +1,4 @@
-"""The server: it serves a run and a store on a port, in one process or in several processes that share the port.
-
-It uses uvicorn with httptools, which is faster than h11, and with stricter limits.
-"""
+"""The server: it serves a run and a store on a port, in one process or in several processes that share the port."""
 
 import errno
 import gc
@@ -9,7 +6,6 @@ import ipaddress
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import sys
@@ -22,13 +18,11 @@ from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
@@ -46,10 +40,7 @@ from factorcell.service.stores.store import open_store
 SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; short, because a request uses several threads
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 CHECK_INTERVAL = 0.2  # seconds between two checks of workers and signals
-MAX_HEAD_BYTES = 64 << 10  # maximum bytes of a request line and headers that arrive in several pieces
-# A field Upgrade. It does not occur in JSON, where CR and LF are only allowed between tokens.
-UPGRADE_FIELD = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-IGNORED_FIELD = b"\r\nignored:"  # has the same length, so that Content-Length stays correct
+MAX_HEAD_BYTES = 64 << 10  # maximum bytes of a request line and headers
 WATCH_INTERVAL = 1.0  # seconds between two checks of the files that the server has read
 EXPIRY_INTERVAL = 600.0  # seconds between two deletions of expired texts
 
@@ -255,50 +246,12 @@ def serve(options: ServerOptions) -> None:
     return None
 
 
-class StrictHttpToolsProtocol(HttpToolsProtocol):
-    """A connection that bounds the memory for heads, requires a host, and ignores requests for other protocols.
-
-    httptools collects a head, a trailer or a chunk extension of any size. Therefore this class counts the bytes since
-    the last complete head or the last bytes of a body. httptools also drops the body of a request with a field Upgrade,
-    which some clients send to offer HTTP/2; RFC 9110 lets servers ignore this field.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._pending_bytes, self._is_in_body = 0, False
-
-    def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client."""
-        self._pending_bytes += len(data)
-        super().data_received(data if self._is_in_body else UPGRADE_FIELD.sub(IGNORED_FIELD, data))
-        if self._pending_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("Request head too large.")
-
-    def on_headers_complete(self) -> None:
-        """Start the request; an error closes the connection with the status 400."""
-        if sum(name == b"host" for name, _ in self.headers) != 1 and self.parser.get_http_version() == "1.1":
-            raise ValueError("expected one field Host")
-        if self.parser.should_upgrade():
-            raise ValueError("expected a request without a change of protocol")
-        self._pending_bytes, self._is_in_body = 0, True
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """Collect a part of the body."""
-        self._pending_bytes = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """End the request."""
-        self._pending_bytes, self._is_in_body = 0, False
-        super().on_message_complete()
-
-
 def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     """Return a uvicorn server that runs an application and does not log requests."""
     config = uvicorn.Config(
         app,
-        http=StrictHttpToolsProtocol,
+        http="h11",  # bounds the heads, and ignores offers of other protocols
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         loop="asyncio",
         ws="none",
         lifespan="on",
@@ -318,8 +271,8 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
     """Run the workers until SIGINT or SIGTERM, and replace workers that die."""
     context = multiprocessing.get_context("spawn")
     is_stopping = threading.Event()
-    stop_signals = (signal.SIGINT, signal.SIGTERM)
-    previous_handlers = [signal.signal(number, lambda *_: is_stopping.set()) for number in stop_signals]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_stopping.set())
 
     def start_worker() -> SpawnProcess:
         worker = context.Process(target=run_worker, args=(options, listener))
@@ -339,8 +292,6 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
             worker.terminate()
         for worker in workers:
             worker.join()
-        for number, handler in zip(stop_signals, previous_handlers, strict=True):
-            signal.signal(number, handler)
 
 
 def run_worker(options: ServerOptions, listener: socket.socket) -> None:

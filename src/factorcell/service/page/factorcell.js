@@ -324,15 +324,14 @@
       this.#cancel();
       const sequence = this.#sequence;
       const prefix = this.#prefix;
-      const query = toWellFormed(this.#input.value);
-      if ([...query].length < minLength) return this.close();
+      if ([...toWellFormed(this.#input.value)].length < minLength) return this.close();
       const wait = this.#retryAt - performance.now(); // milliseconds
       if (wait > 0) {
         this.#requestTimer = setTimeout(() => this.#requestSuggestions(minLength), wait);
         return;
       }
       const { user, context, limit, deadline, learn } = this.#options;
-      const body = { query, cursor: [...prefix].length, context, limit };
+      const body = { query: prefix, context, limit };
       if (user) body.user = user;
       if (deadline) body.deadline_ms = deadline;
       if (!learn) body.learn = false;

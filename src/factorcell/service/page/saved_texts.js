@@ -128,8 +128,8 @@ const savedTexts = (() => {
     }
 
     async #export() {
-      const values = await this.#ask("GET", "/export");
-      const content = new Blob([`${JSON.stringify(values, null, 2)}\n`], { type: "application/json" });
+      const values = await this.#ask("GET", "");
+      const content = new Blob([`${JSON.stringify(values)}\n`], { type: "application/json" });
       const url = URL.createObjectURL(content);
       const fileName = `${this.#user.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json`;
       element("a", { href: url, download: fileName }).click();

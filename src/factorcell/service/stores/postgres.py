@@ -28,7 +28,6 @@ LOCK_KEY = 0x66637573  # key of the advisory lock for creating tables: the lette
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1  # version of the tables
-LOG_SETTINGS = ["wal_recycle", "archive_mode"]  # settings that can let deleted data remain in the write-ahead log
 CREATE_COMMANDS = (
     "CREATE TABLE factorcell_users (user_id bytea PRIMARY KEY, version bigint NOT NULL, oldest bigint NOT NULL, "
     "value bytea NOT NULL)",
@@ -63,7 +62,6 @@ class PostgresStore(SQLStore):
 
     def __init__(self, url: str) -> None:
         """Connect to the server; raise a `UserError` if no server answers or the tables have a newer schema."""
-        self._url = url
         options: dict[str, Any] = {
             "autocommit": True,
             "connect_timeout": math.ceil(TIMEOUT),
@@ -88,26 +86,6 @@ class PostgresStore(SQLStore):
 
     def check(self) -> None:
         self._change_row("UPDATE factorcell_schema SET version = version")
-
-    def purge(self) -> list[str]:
-        remaining = []
-        with _store_errors(), psycopg.connect(self._url, autocommit=True) as connection:  # without timeouts
-            connection.execute("VACUUM FULL factorcell_users")
-            for command in ("SELECT pg_switch_wal()", "CHECKPOINT"):
-                try:
-                    connection.execute(command)
-                except psycopg.errors.InsufficientPrivilege:
-                    remaining.append(
-                        f"write-ahead log: this role lacks the right to run {command}; run it as a superuser"
-                    )
-            settings: dict[str, str] = dict(
-                connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [LOG_SETTINGS])
-            )
-        if settings["wal_recycle"] != "off":
-            remaining.append("write-ahead log: recycled files still contain deleted data; set wal_recycle = off")
-        if settings["archive_mode"] != "off":
-            remaining.append("write-ahead log: archived files contain deleted data; delete them after the next backup")
-        return remaining
 
     def close(self) -> None:
         self._pool.close()

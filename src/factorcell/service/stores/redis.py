@@ -6,7 +6,6 @@ write, the script returns after the data are on disk.
 """
 
 from collections.abc import Callable
-from time import monotonic, sleep
 from typing import Any
 
 import redis
@@ -14,11 +13,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from factorcell.errors import UserError
-from factorcell.service.record import Record, StoreError, decoded_id
+from factorcell.service.record import Record, StoreError
 from factorcell.service.stores.store import PAGE_SIZE, check_schema, one_line
 
 TIMEOUT = 2.0  # maximum number of seconds to wait for an answer
-PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
 SCHEMA_KEY, SCHEMA_VERSION = b"factorcell:schema", 1
 # Names of the two sorted sets, and the beginning of the name of each hash.
 ALL_USERS, USERS_BY_OLDEST, USER_PREFIX = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
@@ -99,42 +97,20 @@ class RedisStore:
     def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
         lower_bound = b"(" + after.encode() if after else b"-"
         ids = self._call(self._client.zrange, ALL_USERS, lower_bound, b"+", bylex=True, offset=0, num=limit)
-        return [decoded_id(user) for user in ids]
+        return [user.decode() for user in ids]
 
     def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
         upper_bound, options = b"(%d" % before, {"byscore": True, "offset": 0, "num": limit}
         ids = self._call(self._client.zrange, USERS_BY_OLDEST, b"-inf", upper_bound, **options)
-        return [decoded_id(user) for user in ids]
+        return [user.decode() for user in ids]
 
     def check(self) -> None:
         self._call(self._client.set, SCHEMA_KEY, SCHEMA_VERSION)
-
-    def purge(self) -> list[str]:
-        deadline = monotonic() + PURGE_TIMEOUT
-        self._wait_for_rewrite(deadline)  # a running rewrite may have begun before the deletion
-        self._call(self._client.bgrewriteaof)
-        info = self._wait_for_rewrite(deadline)
-        remaining = []
-        if info["aof_last_bgrewrite_status"] != "ok":
-            remaining.append("append-only file: rewriting it failed; see the log of the server")
-        if info.get("rdb_saves"):
-            remaining.append("snapshot (dump.rdb): it contains deleted data until the next snapshot; run SAVE")
-        return remaining
 
     def close(self) -> None:
         self._is_closed = True
         self._client.close()
         self._client.connection_pool.disconnect()
-
-    def _wait_for_rewrite(self, deadline: float) -> dict[str, Any]:
-        """Wait until the append-only file is not being rewritten, and return facts about the files of the server."""
-        while True:
-            info: dict[str, Any] = self._call(self._client.info, "persistence")
-            if not (info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]):
-                return info
-            if monotonic() > deadline:
-                raise StoreError("store redis: the append-only file is still being rewritten")
-            sleep(0.01)
 
     def _check_durable(self) -> None:
         """Raise a `UserError` if the settings of the server may lose writes or evict users."""

@@ -7,7 +7,7 @@ disk. With `secure_delete`, SQLite overwrites deleted rows with zeros.
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,11 @@ CREATE_COMMANDS = (
 
 
 class SQLiteStore(SQLStore):
-    """A `Store` in an SQLite file, which is created if it does not exist."""
+    """A `Store` in an SQLite file, with a connection for reading and one for writing."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; raise a `UserError` if it is not a store, has a newer schema, or cannot be opened."""
-        self.path = path
-        self._idle_connections: list[sqlite3.Connection] = []
-        self._write_lock = threading.Lock()  # a lock wakes the next writer at once; SQLite would poll
-        self._is_closed = False
+        """Open or create the file; raise a `UserError` if it is not a store, or has a newer schema."""
+        self._read_lock, self._write_lock = threading.Lock(), threading.Lock()
         if not path.parent.is_dir():
             raise UserError(f"{path}: the folder {path.parent} does not exist")
         if path.exists() and not path.is_file():
@@ -45,67 +42,48 @@ class SQLiteStore(SQLStore):
         try:
             if not path.exists():
                 path.touch(0o600)  # readable only by the owner, like the files that SQLite creates next to it
-            with self._connection() as connection:
+            with closing(_connect(path)) as connection:
                 _create_tables(connection, path)
-        except (StoreError, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error.__cause__
+            self._reader, self._writer = _connect(path), _connect(path)
+        except (sqlite3.Error, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{path}: cannot be opened as a store of users ({reason})") from None
 
     def check(self) -> None:
-        with self._write_lock, self._connection() as connection:
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    def purge(self) -> list[str]:
-        with self._write_lock, self._connection() as connection:
-            is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return [f"{self.path.name}-wal: another connection is reading this file; purge again"] if is_busy else []
+        self._change_row(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def close(self) -> None:
-        self._is_closed = True
-        while self._idle_connections:
-            self._idle_connections.pop().close()
+        with self._read_lock, self._write_lock:
+            self._reader.close()
+            self._writer.close()
 
     def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._connection() as connection:
-            return connection.execute(query, values).fetchall()
+        with _store_errors(), self._read_lock:
+            return self._reader.execute(query, values).fetchall()
 
     def _change_row(self, command: str, *values: Any) -> bool:
-        with self._write_lock, self._connection() as connection:
-            return connection.execute(command, values).rowcount == 1
+        with _store_errors(), self._write_lock:
+            return self._writer.execute(command, values).rowcount == 1
 
-    @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection for exclusive use, and close it if an error occurs."""
-        if self._is_closed:
-            raise StoreError("store sqlite: the store is closed")
-        is_reusable = False
-        try:
-            connection = self._take_connection()
-            try:
-                yield connection
-                is_reusable = not self._is_closed
-            finally:
-                if is_reusable:
-                    self._idle_connections.append(connection)
-                else:
-                    connection.close()
-        except sqlite3.Error as error:
-            raise StoreError(f"store sqlite: {error}") from error
 
-    def _take_connection(self) -> sqlite3.Connection:
-        """Return an idle connection, or a new one if there is none."""
-        with suppress(IndexError):
-            return self._idle_connections.pop()
-        connection = sqlite3.connect(
-            self.path.absolute(), timeout=WRITE_TIMEOUT, isolation_level=None, check_same_thread=False
-        )
-        try:
-            for setting in SETTINGS:
-                connection.execute(f"PRAGMA {setting}").fetchall()
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """Raise each error of SQLite as a `StoreError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreError(f"store sqlite: {error}") from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path.absolute(), timeout=WRITE_TIMEOUT, isolation_level=None, check_same_thread=False)
+    try:
+        for setting in SETTINGS:
+            connection.execute(f"PRAGMA {setting}").fetchall()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:

@@ -1,25 +1,30 @@
-"""The protocol of a store, the opening of a store by its URL, the SQL of two stores, and the circuit breaker.
+"""The protocol of a store, opening a store by its URL, changing a record, the SQL of two stores, a circuit breaker.
 
 All methods block and are called from threads. Each method may raise a `StoreError`. After a failed write, the caller
 must read the record to learn whether the write happened. Stores do not retry.
 """
 
 import os
+import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, ParamSpec, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from factorcell.errors import UserError
 from factorcell.io.extras import missing_package_error
 from factorcell.options.limits import STORE_URLS
-from factorcell.service.record import DamagedRecordError, Record, StoreError, decoded_id, log_unexpected_error
+from factorcell.service.record import DamagedRecordError, Record, StoreError, log_unexpected_error
 
 PAGE_SIZE = 1000  # default of the maximum number of users in one listing
 PROBE_INTERVAL = 1.0  # seconds between two probes of a failed store
 CHECK_INTERVAL = 1.0  # seconds between two checks of a working store
+WRITE_TIMEOUT = 10.0  # seconds for which `update` is repeated while other writers are faster
+MAX_PAUSE = 0.01  # maximum number of seconds before `update` is repeated
 PROBE_USER = "-"  # the user id in the reading probe, whose result is ignored
 
 P = ParamSpec("P")
@@ -68,14 +73,6 @@ class Store(Protocol):
 
     def check(self) -> None:
         """Raise a `StoreError` unless the store can be read and written now."""
-        ...
-
-    def purge(self) -> list[str]:
-        """Remove deleted and replaced records from the raw files of the store, which may take seconds.
-
-        Returns:
-            One line for each place that may still contain deleted data, with the way to remove the data.
-        """
         ...
 
     def close(self) -> None:
@@ -133,6 +130,38 @@ def all_users(store: Store) -> Iterator[str]:
         last_user = users[-1]
 
 
+def update(
+    store: Store, user: str, change: Callable[[Record], Record], now: Callable[[], int]
+) -> tuple[Record, Record]:
+    """Change the stored record of a user, or a new record, by compare-and-swap.
+
+    Args:
+        store: The store.
+        user: The id of the user.
+        change: Returns the new record. If it returns its argument, nothing is written.
+        now: Returns the time in Unix seconds.
+
+    Returns:
+        The record before and after the change.
+
+    Raises:
+        StoreError: Other writers were faster for `WRITE_TIMEOUT` seconds.
+    """
+    deadline = monotonic() + WRITE_TIMEOUT
+    while True:
+        stored = store.read(user)
+        before = stored or Record.new(user, now())
+        after = change(before)
+        if after is before:
+            return before, before
+        after = replace(after, version=before.version + 1, updated_at=now())
+        if store.write(after, expected_version=stored.version if stored else None):
+            return before, after
+        if monotonic() > deadline:
+            raise StoreError(f"user record: other writers changed it for {WRITE_TIMEOUT:g} seconds; try again later")
+        sleep(random.uniform(0, MAX_PAUSE))  # another writer was first
+
+
 class SQLStore(ABC):
     """A `Store` in the SQL table `factorcell_users`; subclasses run its queries, in which ? marks a parameter."""
 
@@ -160,11 +189,11 @@ class SQLStore(ABC):
 
     def users(self, after: str = "", limit: int = PAGE_SIZE) -> list[str]:
         query = "SELECT user_id FROM factorcell_users WHERE user_id > ? ORDER BY user_id LIMIT ?"
-        return [decoded_id(user) for (user,) in self._fetch_rows(query, after.encode(), limit)]
+        return [user.decode() for (user,) in self._fetch_rows(query, after.encode(), limit)]
 
     def users_older_than(self, before: int, limit: int = PAGE_SIZE) -> list[str]:
         query = "SELECT user_id FROM factorcell_users WHERE oldest < ? ORDER BY oldest, user_id LIMIT ?"
-        return [decoded_id(user) for (user,) in self._fetch_rows(query, before, limit)]
+        return [user.decode() for (user,) in self._fetch_rows(query, before, limit)]
 
     @abstractmethod
     def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]: ...
@@ -199,7 +228,7 @@ class CircuitBreakerStore:
         self.read, self.version = self._reads.guard(store.read), self._reads.guard(store.version)
         self.users, self.users_older_than = self._reads.guard(store.users), self._reads.guard(store.users_older_than)
         self.write, self.delete = self._writes.guard(store.write), self._writes.guard(store.delete)
-        self._check, self.purge = self._writes.guard(store.check), store.purge
+        self._check = self._writes.guard(store.check)
 
     def check(self) -> None:
         """Raise a `StoreError` unless the store works; a working store is queried at most once per second."""
