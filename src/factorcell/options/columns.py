@@ -52,7 +52,10 @@ class Longitude(Column):
 
 @dataclass(frozen=True)
 class Cyclic(Column):
-    """A column of numbers with a `period`, such as 24, which are points on a circle."""
+    """A column of numbers with a `period`, such as 24, which are points on a circle.
+
+    The `name` and the `notation` are those of `Number`.
+    """
 
     period: float
 
