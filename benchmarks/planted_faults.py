@@ -104,7 +104,9 @@ FAULTS = [
     Fault("completion/popularity.py", "begin += 1", "begin += 0", "completion/test_popularity.py"),
     Fault("completion/popularity.py", "age / HALF_LIFE", "age // HALF_LIFE", "completion/test_popularity.py"),
     Fault("completion/popularity.py", " | (beginnings[1:] != beginnings[:-1])", "", "completion/test_fuzzy.py"),
-    Fault("completion/completer.py", "(entry.typos, -entry", "(-entry.typos, -entry", "completion/test_typos.py"),
+    Fault(
+        "completion/completer.py", "log_share <= min_log_prob", "log_share >= min_log_prob", "completion/test_typos.py"
+    ),
     Fault("completion/blend.py", "entered != 0 and first", "entered == 0 and first", "completion/test_blend.py"),
     Fault("completion/tuning.py", "FOLD_COUNT != fold", "FOLD_COUNT == fold", "completion/test_tuning.py"),
     Fault("completion/replay.py", 'side="right") - 1', 'side="left") - 1', "completion/test_replay.py"),
