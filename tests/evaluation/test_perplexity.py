@@ -130,9 +130,8 @@ def test_a_range_includes_its_ends() -> None:
     assert list(dict.fromkeys(value_groups(list(range(1996, 2021))))) == [
         *("1996 to 2000", "2001 to 2005", "2006 to 2010", "2011 to 2015", "2016 to 2020")
     ]
-    # A number between two ranges, here the quantiles 5, 10, 15 and 20, is in the upper one.
     groups = value_groups(list(range(26)))
-    assert list(dict.fromkeys(groups)) == ["0 to 4", "5 to 9", "10 to 14", "15 to 19", "20 to 25"]
+    assert (groups[4], groups[5]) == ("0 to 4", "5 to 9"), "the quantile 5 is in the upper one of two ranges"
     numbers = np.random.default_rng(0).normal(1, 1e-4, 200).tolist()
     for number, group in zip(numbers, value_groups(numbers), strict=True):
         low, high = (float(end) for end in group.split(" to "))

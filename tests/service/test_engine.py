@@ -390,6 +390,8 @@ def test_run_that_does_not_distinguish_users_still_completes(tmp_path: Path) -> 
 def test_true_and_one_are_different_values_of_a_context(open_service: OpenService, tmp_path: Path) -> None:
     served = ServedModel(make_run(tmp_path / "run", cities=(True, 1), context=("city:category",)))
     service, requests = open_service(served), [CompletionRequest("ab", context={"city": value}) for value in (1, True)]
-    one, true = map(service.complete, requests)
-    assert scores_of(one) != scores_of(true)
-    assert scores_of(true) == scores_of(open_service(served).complete(requests[1])), "that of a service without a cache"
+    with_one, with_true = map(service.complete, requests)
+    assert scores_of(with_one) != scores_of(with_true)
+    assert scores_of(with_true) == scores_of(open_service(served).complete(requests[1])), (
+        "that of a service without a cache"
+    )
