@@ -92,7 +92,8 @@ class Watcher:
         if self.site.service.privacy.retention is not None and time.monotonic() >= self.last_expiry + EXPIRY_INTERVAL:
             self.last_expiry = time.monotonic()
             try:
-                self.site.service.expire()
+                if count := self.site.service.expire():
+                    LOG.info("texts beyond --retention were deleted: of %s users", f"{count:,}")
             except StoreError:
                 LOG.warning("expired texts could not be deleted: the store does not answer")
 
