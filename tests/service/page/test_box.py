@@ -79,13 +79,13 @@ def test_escape_closes_the_list_and_keeps_the_text(serve: Serve, open_page: Open
 
 def test_escape_drops_a_running_request(serve: Serve, open_page: OpenPage) -> None:
     page = open_page(serve())
-    held: list[Any] = []
-    page.route(COMPLETE, lambda route: held.append(route))
+    routes: list[Any] = []
+    page.route(COMPLETE, lambda route: routes.append(route))
     query(page).press_sequentially("a")
-    while not held:
+    while not routes:
         page.wait_for_timeout(20)
     query(page).press("Escape")
-    held[0].continue_()
+    routes[0].continue_()
     page.wait_for_timeout(500)
     assert (query(page).input_value(), page.locator(OPTIONS).count()) == ("a", 0)
 
