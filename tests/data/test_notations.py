@@ -17,7 +17,7 @@ from factorcell.data.columns.values import to_number, to_time
 from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
-from factorcell.evaluation.diagnostics import table_findings
+from factorcell.evaluation.diagnostics import training_table_findings
 from factorcell.io.findings import Finding
 from tests.findings import expected_finding, no_findings
 
@@ -278,7 +278,7 @@ def test_a_value_called_unknown_is_reported_and_not_counted_as_rare() -> None:
     (variable,) = corpus.schema.variables
     assert (variable.details, variable.rare_count, variable.unknown_count) == ("2 values, 1 rare", 1, 10)
     assert variable.counts == (11, 10, 10)
-    (text,) = (finding.text for finding in table_findings(corpus, corpus) if finding.name == "reserved names")
+    (text,) = (finding.text for finding in training_table_findings(corpus, corpus) if finding.name == "reserved names")
     assert text.startswith("city is '<unknown>' in 10 texts, read as a rare value; rename")
 
 
@@ -296,7 +296,7 @@ def test_a_value_called_unknown_is_reported_and_not_counted_as_rare() -> None:
 def test_words_that_name_special_tokens_are_reported(tokenizer: str, text: str, names: str) -> None:
     config = Config.of(tokenizer=tokenizer, min_count=1)
     corpus = prepare([{"text": "a b"}, {"text": text}, {"text": "c ÿ <x>"}], config)
-    findings = [finding.text for finding in table_findings(corpus, corpus) if finding.name == "reserved names"]
+    findings = [finding.text for finding in training_table_findings(corpus, corpus) if finding.name == "reserved names"]
     assert len(findings) == bool(names)
     assert not names or f"the words {names}, which" in findings[0]
 

@@ -16,7 +16,7 @@ from factorcell.evaluation.diagnostics import (
     differing_columns,
     repeated_texts,
     run_findings,
-    table_findings,
+    training_table_findings,
 )
 from factorcell.evaluation.perplexity import MAX_EFFECT_TEXTS, evaluate, measure_context_effect
 from factorcell.io import files, findings
@@ -294,7 +294,7 @@ def corpora(texts: list[str], dev: list[str], tokenizer: str = "word", min_count
     ],
 )
 def test_tables_that_make_a_model_less_useful_are_findings(tables: tuple[Corpus, Corpus], name: str | None) -> None:
-    assert names_of([*table_findings(*tables)]) == [name] * (name is not None)
+    assert names_of([*training_table_findings(*tables)]) == [name] * (name is not None)
 
 
 @pytest.mark.parametrize(("extreme", "text"), [(400.0, "400 in row 8"), (9.0, ""), (-400.0, "-400 in row 8")])
@@ -302,6 +302,6 @@ def test_outliers_of_numbers_are_findings(extreme: float, text: str) -> None:
     rows = [{"text": "a red room", "size": extreme if i == 7 else 1 + i % 10 / 4} for i in range(400)]
     corpus = prepare(rows, Config.of(context=("size:number",), min_count=1))
     other_corpus = prepare([{"text": "a red", "size": 1}], Config.of(context=("size:number",), min_count=1))
-    outliers = [finding.text for finding in table_findings(corpus, other_corpus) if finding.name == "outlier"]
+    outliers = [finding.text for finding in training_table_findings(corpus, other_corpus) if finding.name == "outlier"]
     assert len(outliers) == bool(text)
     assert text in "".join(outliers)

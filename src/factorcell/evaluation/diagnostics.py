@@ -121,7 +121,7 @@ def unknown_users_finding(run: Scorer, kind_of_text: str) -> Finding:
     return Finding("unknown users", f"no {kind_of_text} is by a known user; {remedy}")
 
 
-def table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
+def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
     """Yield what makes a model that is trained on `train` and evaluated on `dev` less useful."""
     if not len(train.users) and (repeated := repeated_texts(dev, text_hashes(train), "development texts")):
         yield repeated

@@ -31,7 +31,7 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.diagnostics import report_run, table_findings
+from factorcell.evaluation.diagnostics import report_run, training_table_findings
 from factorcell.evaluation.linear_classifier import possible_targets, save_classifiers
 from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
@@ -266,7 +266,7 @@ def train_and_log(
     log_facts(*summary.data_facts(corpus, dev, held_out), *columns, *summary.model_facts(run))
     if used := summary.used_options(chosen, run.config, run.schema):
         log_facts(("options", run.config.format_options(used)), level=logging.DEBUG)
-    report(*table_findings(corpus, dev))
+    report(*training_table_findings(corpus, dev))
     show()
     was_complete = resume and (run.folder / "training.json").exists()
     for _row in train(run, corpus, dev, resume=resume, limit=limit):
