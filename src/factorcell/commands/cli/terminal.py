@@ -15,15 +15,12 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from factorcell.errors import UserError
 from factorcell.io import findings
 from factorcell.io.findings import LOG, Finding
 from factorcell.io.output import align_columns, escape_hidden, escape_hidden_json, to_json
-
-if TYPE_CHECKING:
-    pass
 
 SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
 
