@@ -11,8 +11,7 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.ngram import spelling
-from factorcell.ngram.ngram import NGram
-from factorcell.ngram.spelling import SpellingModel, spelling_model, spelling_nats
+from factorcell.ngram.ngram import NGram, SpellingModel, spelling_model, spelling_nats
 
 WORDS = ("ab", "abb", "ba", "aab", "bab")
 

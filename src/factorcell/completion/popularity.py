@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
 from factorcell.completion.typos import Distances, Floats, Ints, TypoCounts, max_typos_for
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.text_folds import same_prefix, same_text
+from factorcell.data.text_folds import MAX_BYTES, byte_length, clean_text, same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.options import limits
 from factorcell.runs.run import Run
@@ -67,18 +66,9 @@ class TextLookup:
         self.ranks[np.argsort(-values, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
 
     def complete(self, prefix: str, k: int = 10, typos: int = 0) -> list[Suggestion]:
-        """Return the best `k` texts: those that begin with `prefix`, then those that begin with a correction of it.
+        """Return the best `k` texts that are longer than `prefix` and begin with it, or with a correction of it.
 
-        Texts are longer than the prefix. Texts with typing errors are ordered by the logarithm of their share minus the
-        cost of the errors. Equally good texts are in alphabetical order.
-
-        Args:
-            prefix: The typed text.
-            k: Maximum number of suggestions.
-            typos: Maximum number of typing errors to forgive (0, 1 or 2).
-
-        Raises:
-            UserError: The number of typos is out of range.
+        Texts with typing errors come last, ordered by the logarithm of their share minus the cost of the errors.
         """
         prefix, [typos] = same_prefix(prefix), limits.check(typos=typos)
         begin = bisect_left(self.texts, prefix)

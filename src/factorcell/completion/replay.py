@@ -22,13 +22,12 @@ from factorcell.completion.blend import Blend, rank_of
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users, user_variable
 from factorcell.completion.popularity import History, Popularity, Suggestion
-from factorcell.completion.texts import check_text
 from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config
 from factorcell.data.columns.values import category_name, is_missing, short_repr, to_seconds
 from factorcell.data.counts import POPULARITY
 from factorcell.data.private_content import is_public
 from factorcell.data.tables.tables import open_table
-from factorcell.data.text_folds import same_text
+from factorcell.data.text_folds import check_text, same_text
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.data.tokenizers.tokenizer import GRAPHEME
 from factorcell.errors import UserError, check_choice
@@ -61,10 +60,7 @@ class Stream:
 
 
 def draw_prefix(user: str, text: str, position: int, every: int = 1) -> str | None:
-    """Draw a prefix of the text at `position` of a stream.
-
-    Return None if the text is too short, or not among the texts, about one in `every`, that the hash selects.
-    """
+    """Draw a prefix of a text; None if it is too short, or not among the texts, one in `every`, that a hash selects."""
     graphemes = GRAPHEME.findall(text)
     choice_count = len(graphemes) - MIN_REMAINING - MIN_TYPED + 1
     digest = hashlib.sha256(json.dumps([SEED, user, text, position]).encode()).digest()

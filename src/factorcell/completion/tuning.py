@@ -39,10 +39,7 @@ MAX_EXPANDED = 2000  # hypotheses of a search for the candidates to which weight
 
 
 def progressive_sums(learner: Learner, streams: Sequence[Stream]) -> Floats:
-    """Return the nats and the targets of the texts of each stream (U, 2); each text is scored before it is learned.
-
-    The texts that have the same position in up to `BATCH_SIZE` streams are learned at once.
-    """
+    """Return the nats and targets of each stream (U, 2), whose texts are scored before they are learned."""
     text_column, columns = learner.run.config.data.text, learner.columns
     users, sums = [learner.new()] * len(streams), np.zeros((len(streams), 2))
     longest = max((len(stream.rows) for stream in streams), default=0)
@@ -146,10 +143,7 @@ def fit_settings(
 def fit_blend(
     blend: Blend, learner: Learner, streams: Sequence[Stream], deadline: float = math.inf
 ) -> tuple[BlendWeights, Row]:
-    """Fit the weights of a blend; return them and the figures of `compare_with_model`.
-
-    After `deadline`, a value of `time.monotonic()`, the texts of no further users are used.
-    """
+    """Fit the weights of a blend, to no further users after `deadline`; also return `compare_with_model`."""
     examples = list[list[Example]]()
     for examples_of_user in candidate_lists(blend, learner, streams):
         examples.append(examples_of_user)

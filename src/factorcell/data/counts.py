@@ -119,10 +119,7 @@ class TextCounts:
 
 
 def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
-    """Return how many users wrote each of `text_count` distinct texts (text_count,).
-
-    `text_indices` are the indices of the texts of all rows, and `users` the users; 0 is a missing user, not counted.
-    """
+    """Return how many users wrote each text, from the texts and users of all rows; 0 is a missing user."""
     has_user = users > 0
     # A pair is one number: the text in the upper 32 bits, the user in the lower 32 bits.
     pairs = np.unique((text_indices[has_user].astype(np.int64) << 32) | users[has_user])

@@ -92,10 +92,7 @@ class Comparison(ResultRows):
 
 
 def compare_models(models: Sequence[ComparedModel]) -> Comparison:
-    """Compare each model with the first one, with intervals over texts and over trainings.
-
-    Only models that read the same texts as the first one are compared, on the texts that none of them omits.
-    """
+    """Compare each model that read the same texts with the first one, on the texts that none of them omits."""
     rows = [_average_trainings(model) for model in models]
     for name in COMPARED_FIGURES:
         _compare_figure(name, models, rows)

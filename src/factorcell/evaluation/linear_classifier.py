@@ -368,10 +368,7 @@ def _range_edges(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def text_ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
-    """Return the n-grams of 1 to `order` tokens, without start and end tokens: their texts and their keys.
-
-    A key is a number to the base of the size of the vocabulary; if it exceeds 64 bits, it is a hash.
-    """
+    """Return the texts and keys of all n-grams; a key is a number to the base V + 1, modulo 2^64."""
     specials = corpus.tokenizer.specials
     tokens = np.asarray(corpus.tokens)
     is_read = (tokens != specials.start) & (tokens != specials.end)

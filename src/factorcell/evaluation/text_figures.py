@@ -22,7 +22,7 @@ from factorcell.bootstrap import Interval
 from factorcell.data.corpus import Corpus, is_known_target, originals_key, target_offsets
 from factorcell.errors import UserError
 from factorcell.io import files, lock
-from factorcell.ngram.spelling import spelling_nats
+from factorcell.ngram.ngram import spelling_nats
 from factorcell.nn.scoring import Scorer
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run, describe_running
@@ -179,11 +179,7 @@ class Ratios:
 
     @classmethod
     def from_sums(cls, models: Sequence[Sequence[TextSums]], deterministic: Container[int] = ()) -> "Ratios | None":
-        """Compute the figure of each model from the sums of its trainings; None unless all models read the same texts.
-
-        A text that one model omits is omitted for all models. `deterministic` has the indices of the deterministic
-        models.
-        """
+        """Compute the figure of each model on the texts that none omits; None unless all read the same texts."""
         trainings = [sums for model in models for sums in model]
         is_included = common_texts(models)
         if is_included is None:

@@ -142,10 +142,7 @@ def write_versioned(path: str | Path, content: Mapping[str, Any], file_format: i
 
 
 def read_versioned(path: str | Path, newest: int, source: str | Path | None = None) -> dict[str, Any]:
-    """Return the content of a file that `write_versioned` wrote, without the format number.
-
-    Raise `UserError` if the file is damaged or its format is newer than `newest`; then name `source` (default: `path`).
-    """
+    """Return the content of `write_versioned`; raise a `UserError`, about `source`, if it is damaged or newer."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: damaged (expected an object, got a {type(content).__name__})")

@@ -133,11 +133,7 @@ class CountModels:
         return len(self.ngram.orders)
 
     def of_targets(self, tokens: Ids, values: Ids) -> tuple[Floats, Ids]:
-        """Return the probability of each target under each component, and the length of its longest counted history.
-
-        `tokens` (B, T + 1) are those of texts, each from its start token on, and `values` (B,) their values. The
-        probabilities have the shape (components, B, T), the lengths (B, T).
-        """
+        """Return the probability of each target under each component (components, B, T), and its length (B, T)."""
         shape = len(tokens), tokens.shape[1] - 1
         begins = np.arange(len(tokens)) * tokens.shape[1]
         histories, grams = (
@@ -269,11 +265,7 @@ class MixtureConditioning:
 
 
 class Mixture:
-    """A linear mixture of a neural model and counts; it predicts like a `LanguageModel`.
-
-    The context variables of the neural model, `schema`, include that of the counts. The `weights` (G, M) are equal by
-    default.
-    """
+    """A linear mixture of a neural model and counts with `weights` (G, M); it predicts like a `LanguageModel`."""
 
     def __init__(
         self, neural: LanguageModel, schema: ContextSchema, counts: CountModels, weights: Floats | None = None

@@ -44,10 +44,7 @@ class Extensions:
             raise error.with_message(f"{error.message}; {advice}") from None
 
     def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
-        """Register `cls` under `name` after `check` has accepted it; raise `UserError` if the name is not valid.
-
-        The class replaces one that was registered under this name, so that a notebook cell can run again.
-        """
+        """Register `cls` under `name`, also again, if `check` accepts it and the name is valid."""
         if not (isinstance(name, str) and NAME.fullmatch(name)) or name == NONE:
             raise UserError(f"{self.kind} {name!r:.60}: expected a name of a-z, 0-9 and _ other than {NONE!r}")
         if name in self.built_in:

@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
 from factorcell.data.columns.values import natural_order
+from factorcell.evaluation.explaining.token_evidence import visible_token
 from factorcell.io.output import escape_hidden_lines, is_number
-from factorcell.reports.wording import visible_token
 
 Row = Mapping[str, Any]
 
@@ -178,10 +178,7 @@ def signed_bars(
     number_format: str,
     scale: float = 1.0,
 ) -> Figure:
-    """Draw a horizontal bar per name, to the right or left of zero, with its interval and the formatted value.
-
-    Values and ends of intervals are multiplied by `scale`.
-    """
+    """Draw a bar per name, to the right or left of zero, with its interval and formatted value, times `scale`."""
     figure = Figure(figsize=(WIDTH, 0.15 + 0.19 * max(1, len(names))))
     axes = figure.subplots()
     values = [scale * interval.point for interval in intervals]

@@ -27,10 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 def parse_name(name: str) -> dict[str, str] | None:
-    """Return the context that the name of an adapter describes, or None if it describes none.
-
-    Columns and values may be escaped as in addresses, such as `%3B` for a semicolon.
-    """
+    """Return the context in the name of an adapter, with escapes as in addresses; None if it has none."""
     parts = [part.partition("=") for part in name.split(";")]
     context = {unquote(column).strip(): unquote(value) for column, _, value in parts}
     is_context = all(sign for _, sign, _ in parts) and "" not in context and len(context) == len(parts)

@@ -66,10 +66,7 @@ Floats = NDArray[np.float64]
 
 
 def fit_weights_by_group(nats: Floats, groups: Ids, group_count: int) -> Floats:
-    """Return the weights (G, M) of each group of targets, kept near the weights of all targets by a prior.
-
-    `nats` (N, M) are those of each target in each model, and `groups` (N,) is the group of each target.
-    """
+    """Return the weights (G, M) of each group of targets (N,), kept near those of all targets by a prior."""
     prior = PRIOR_TARGETS * fit_weights(nats)
     return np.stack([fit_weights(nats[groups == group], prior) for group in range(group_count)])
 

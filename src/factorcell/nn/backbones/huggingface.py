@@ -18,14 +18,7 @@ from factorcell.config import HuggingFaceOptions
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
 from factorcell.io.extras import missing_package_error
-from factorcell.io.pretrained import (
-    Source,
-    find_source,
-    first_line,
-    quiet,
-    read_config,
-    transformers,
-)
+from factorcell.io.pretrained import Source, find_source, first_line, quiet, read_config, transformers
 from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
 from factorcell.nn.backbones.attention_cache import CacheState
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout

@@ -111,10 +111,7 @@ class Metrics:
 
 
 def new_lanes(threads: int = 0) -> dict[str, Lane]:
-    """Return thread pools by name, each with as many `threads`, 0: one per core.
-
-    Completions and changes have their own lanes, so that neither can keep the other from running.
-    """
+    """Return pools of `threads` threads, 0: one per core; completions and changes cannot hinder each other."""
     threads = threads or usable_cores()
     return {
         "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),

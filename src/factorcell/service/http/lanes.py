@@ -65,16 +65,9 @@ class Lane:
     async def run(
         self, work: Callable[[TimeLimit], T], deadline: float, wait_for_disconnect: Callable[[], Awaitable[None]]
     ) -> T:
-        """Run `work` in a thread and return its result.
+        """Run `work` in a thread, with a time limit before `deadline` (`time.monotonic()`), and return its result.
 
-        Args:
-            work: Called with its time limit.
-            deadline: The `time.monotonic()` at which the work must be done.
-            wait_for_disconnect: Returns when the client has disconnected; the lane then drops or stops the work.
-
-        Raises:
-            ProblemError: The work cannot be finished by the deadline.
-            DisconnectedError: The client has disconnected.
+        Raise a `ProblemError` if it cannot be finished by then, a `DisconnectedError` if the client has disconnected.
         """
         stop = Stop()
         with self._lock:

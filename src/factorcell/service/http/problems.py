@@ -77,10 +77,7 @@ class DisconnectedError(Exception):
 
 
 def problem_from(error: Exception, folder: str = "") -> ProblemError:
-    """Return the problem that describes an error, and log an unexpected error or a damaged record.
-
-    In the message of a `UserError`, "the model" replaces the path `folder` of the run, which clients must not see.
-    """
+    """Return the problem that describes an error, in which "the model" replaces the path `folder`; log a failure."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, HTTPException):  # no route

@@ -133,19 +133,9 @@ def all_users(store: Store) -> Iterator[str]:
 def update(
     store: Store, user: str, change: Callable[[Record], Record], now: Callable[[], int]
 ) -> tuple[Record, Record]:
-    """Change the stored record of a user, or a new record, by compare-and-swap.
+    """Change the stored record of a user, or a new record, by compare-and-swap; return it before and after the change.
 
-    Args:
-        store: The store.
-        user: The id of the user.
-        change: Returns the new record. If it returns its argument, nothing is written.
-        now: Returns the time in Unix seconds.
-
-    Returns:
-        The record before and after the change.
-
-    Raises:
-        StoreError: Other writers were faster for `WRITE_TIMEOUT` seconds.
+    If `change` returns its argument, nothing is written. Raise a `StoreError` if other writers are faster for too long.
     """
     deadline = monotonic() + WRITE_TIMEOUT
     while True:
