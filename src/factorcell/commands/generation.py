@@ -70,7 +70,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
     run = options.open_run(arguments)
     names = [field.name for field in dataclasses.fields(GenerationOptions)]
     settings = GenerationOptions(**options.selected(arguments, *names))
-    specified = options.parse_context_values(arguments.context)
+    specified = options.parse_context_values(run, arguments.context)
     if arguments.rows and arguments.each:
         raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
     contexts = expand_contexts(run, specified, arguments.each)

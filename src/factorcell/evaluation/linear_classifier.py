@@ -22,7 +22,8 @@ from torch import Tensor
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.columns.columns import check_columns, parse_column, with_context
+from factorcell.data.columns.columns import check_columns, with_context
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import count_users
@@ -252,7 +253,7 @@ def missing_baseline(run: Run, target: str) -> str:
 
 def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Config:
     """Return the options of `config` for texts, with column `target`, a category, before the columns of `context`."""
-    if target in [parse_column(column)[0] for column in context]:
+    if target in [parse_column(column).name for column in context]:
         raise UserError(f"context column {target!r}: it is the target; choose other columns")
     data = with_context(config.data, f"{target}:category", *context)
     return Config(data=data, tokenizer=config.tokenizer)

@@ -262,7 +262,8 @@ def train_and_log(
 ) -> None:
     """Train a run and log facts about it; `dev` has some of `held_out` development texts."""
     LOG.info("%s", run.folder)
-    log_facts(*summary.data_facts(corpus, dev, held_out), *summary.model_facts(run))
+    columns = summary.column_facts(corpus, run.config.data.user)
+    log_facts(*summary.data_facts(corpus, dev, held_out), *columns, *summary.model_facts(run))
     if used := summary.used_options(chosen, run.config, run.schema):
         log_facts(("options", run.config.format_options(used)), level=logging.DEBUG)
     report(*table_findings(corpus, dev))
