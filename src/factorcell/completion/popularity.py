@@ -30,20 +30,14 @@ MIN_PROPOSALS = 10  # minimum number of texts that each source of a blend propos
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A suggested text.
+    """A suggested text."""
 
-    Attributes:
-        text: The whole text, including the prefix.
-        log_probability: The log probability of the text given the prefix, according to `source`.
-        source: The sources that propose the text, such as `model` or `model+history`.
-        typos: Number of typing errors in the prefix if the user intends this text; 0 if it begins with the prefix.
-        parts: Source of a blend -> the number that it adds to the score of the text; empty without a blend.
-    """
-
-    text: str
-    log_probability: float
-    source: str
+    text: str  # the whole text, including the prefix
+    log_probability: float  # the log probability of the text given the prefix, according to `source`
+    source: str  # the sources that propose the text, such as `model` or `model+history`
+    # number of typing errors in the prefix if the user intends this text; 0 if it begins with the prefix
     typos: int = 0
+    # source of a blend -> the number that it adds to the score of the text; empty without a blend
     parts: Mapping[str, float] = field(default_factory=dict)
 
 

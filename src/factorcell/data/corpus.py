@@ -30,19 +30,12 @@ HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts and their contexts as tensors.
+    """Texts and their contexts as tensors."""
 
-    Attributes:
-        tokens: The token ids of each text (B, T + 1), from the start token on, padded with end tokens.
-        lengths: The number of targets of each text (B,).
-        context: The contexts of the texts.
-        rows: The index of each text in its corpus (B,).
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    context: Context
-    rows: Tensor
+    tokens: Tensor  # the token ids of each text (B, T + 1), from the start token on, padded with end tokens
+    lengths: Tensor  # the number of targets of each text (B,)
+    context: Context  # the contexts of the texts
+    rows: Tensor  # the index of each text in its corpus (B,)
 
     def mask(self) -> Tensor:
         """Return a mask (B, T) that is true at targets and false at padding."""

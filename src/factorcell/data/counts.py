@@ -33,17 +33,11 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
 
 @dataclass(frozen=True)
 class TextCounts:
-    """Counts of popular texts.
+    """Counts of popular texts."""
 
-    Attributes:
-        counts: How often each text occurs, by its canonical form; the empty text is omitted.
-        total: The number of all texts, popular or not.
-        min_users: The minimum number of users who wrote a text of `counts`; 0 if users were not distinguished.
-    """
-
-    counts: Mapping[str, int]
-    total: int
-    min_users: int = 0
+    counts: Mapping[str, int]  # how often each text occurs, by its canonical form; the empty text is omitted
+    total: int  # the number of all texts, popular or not
+    min_users: int = 0  # the minimum number of users who wrote a text of `counts`; 0 if users were not distinguished
 
     @classmethod
     def of(

@@ -164,18 +164,13 @@ def prediction_fields(model: Scorer) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ratios:
-    """One figure of M models over the same texts.
+    """One figure of M models over the same texts."""
 
-    Attributes:
-        resampled: The figure of each model over all texts (first row), and over each bootstrap draw of texts, as an
-            array (1 + D, M).
-        training_figures: For each model, the figure of each training; an empty array for a deterministic model.
-        text_count: The number of texts that count, i.e. whose denominator is not 0.
-    """
-
+    # the figure of each model over all texts (first row), and over each bootstrap draw of texts, as an array (1 + D, M)
     resampled: Floats
+    # for each model, the figure of each training; an empty array for a deterministic model
     training_figures: tuple[Floats, ...]
-    text_count: int
+    text_count: int  # the number of texts that count, i.e. whose denominator is not 0
 
     @classmethod
     def from_sums(cls, models: Sequence[Sequence[TextSums]], deterministic: Container[int] = ()) -> "Ratios | None":

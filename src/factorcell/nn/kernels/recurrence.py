@@ -55,39 +55,23 @@ class PackedWeight:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrenceInputs:
-    """Arguments of the recurrence.
+    """Arguments of the recurrence."""
 
-    Args:
-        input_gates: What the inputs contribute to the gates (B, T, 3H).
-        bias: b (B, 3H).
-        input_reduced: What the inputs contribute to z (B, T, R).
-        weight: W (H, 3H).
-        left: L (B, H, R).
-        right: R (B, R, 3H).
-        keep: Dropout factors (T, B, H) on the candidate tanh(i).
-        norm: Layer normalization (8, H): gains of i, f, o and m, then their shifts.
-        scale: s (B, 3H), a factor on the product with W.
-        feed: Dropout factors (B, H) on h in the products with W and L.
-        hidden: First h (B, H).
-        memory: First m (B, H).
-        lengths: Steps of each text (B,); after them the state of the text does not change and its outputs are zero.
-        packed: The packed form of `weight`, to save the time of packing it in every call.
-    """
-
-    input_gates: Tensor
-    bias: Tensor
-    input_reduced: Tensor | None = None
-    weight: Tensor
-    left: Tensor | None = None
-    right: Tensor | None = None
-    keep: Tensor | None = None
-    norm: Tensor | None = None
-    scale: Tensor | None = None
-    feed: Tensor | None = None
-    hidden: Tensor
-    memory: Tensor
+    input_gates: Tensor  # what the inputs contribute to the gates (B, T, 3H)
+    bias: Tensor  # b (B, 3H)
+    input_reduced: Tensor | None = None  # what the inputs contribute to z (B, T, R)
+    weight: Tensor  # W (H, 3H)
+    left: Tensor | None = None  # L (B, H, R)
+    right: Tensor | None = None  # R (B, R, 3H)
+    keep: Tensor | None = None  # dropout factors (T, B, H) on the candidate tanh(i)
+    norm: Tensor | None = None  # layer normalization (8, H): gains of i, f, o and m, then their shifts
+    scale: Tensor | None = None  # s (B, 3H), a factor on the product with W
+    feed: Tensor | None = None  # dropout factors (B, H) on h in the products with W and L
+    hidden: Tensor  # first h (B, H)
+    memory: Tensor  # first m (B, H)
+    # steps of each text (B,); after them the state of the text does not change and its outputs are zero
     lengths: Tensor | None = None
-    packed: PackedWeight | None = None
+    packed: PackedWeight | None = None  # the packed form of `weight`, to save the time of packing it in every call
 
     def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all arrays except `lengths` converted to `dtype`."""
