@@ -652,15 +652,12 @@ def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return options that are named without their sections, as on the command line, by section.
+    """Return options that are named without their sections, as on the command line, by section, or raise a `UserError`.
 
     Args:
         options: Options by name. `tokenizer`, `backbone` and `head` select kinds, `model` a model in `MODELS`. `config`
             is a `Config` or the path of a file of options. The other options override `model`; both override `config`.
         others: Further names that the error about an unknown name may suggest.
-
-    Raises:
-        UserError: No section has an option of that name, a value is not valid, or the file is not valid.
     """
     options = dict(options)
     model, config = options.pop("model", None), options.pop("config", None)

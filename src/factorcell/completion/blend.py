@@ -106,11 +106,7 @@ class BlendWeights:
 
     @classmethod
     def load(cls, folder: str | Path) -> "BlendWeights":
-        """Read the weights that `train` or `tune-online` stored in a run folder, or return the default weights.
-
-        Raises:
-            UserError: The file in the run folder is not valid.
-        """
+        """Read the weights in a run folder, or return the default weights; raise a `UserError` for an invalid file."""
         path, settings = Path(folder) / SETTINGS, read_settings(folder)
         if settings is None:
             return DEFAULT_WEIGHTS

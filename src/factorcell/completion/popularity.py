@@ -42,13 +42,9 @@ class Suggestion:
 
 
 class TextLookup:
-    """Completion from texts with shares that sum to at most 1; texts with larger shares come first.
+    """Completion by `source` from texts with shares that sum to at most 1; texts with larger shares come first.
 
     The texts are sorted alphabetically, so the texts that begin with a prefix are neighbours.
-
-    Args:
-        source: The source of the suggestions.
-        shares: The share of each text, by text.
     """
 
     def __init__(self, source: str, shares: Mapping[str, float]) -> None:

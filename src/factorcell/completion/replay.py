@@ -80,16 +80,12 @@ def read_streams(
     max_rows_per_user: int | None = None,
     every: int = 1,
 ) -> list[Stream]:
-    """Read a table and return one stream for each user, sorted by user.
+    """Read a table and return one stream for each user, sorted by user; raise a `UserError` if a value cannot be read.
 
     Texts are normalized as in a run with `config`, and converted to canonical form.
-
     The first `max_rows_per_user` rows of each user are used, in the order of `time_column` (numbers, dates or times) or
     of the table. About one in `every` texts gets a prefix. If the table lacks the column of earlier texts
     (`HISTORY_COLUMN`), which may be one of the `context_columns`, it is computed from the texts of the user.
-
-    Raises:
-        UserError: A column is missing or a value cannot be read.
     """
     max_rows_per_user, every = limits.check(rows_per_user=max_rows_per_user, every=every)
     data, tokenizer, table = config.data, new_tokenizer(config), open_table(source)
@@ -140,9 +136,6 @@ def open_systems(
     The systems are `plain` (the run without online learning, for the unknown user), `mpc` (most popular completion),
     `history` (the earlier texts of the user), `online` (the run with online learning) and `blend`. A run that does not
     distinguish users does not read `user_column`. `seconds` limits the time of each search.
-
-    Raises:
-        UserError: A name is unknown, or the run lacks popular texts or does not distinguish users.
     """
     options: dict[str, Any] = {"unknown": unknown, "seconds": seconds}
     completer, columns = Completer(run, **options), context_columns(run, user_column)

@@ -63,10 +63,7 @@ def write(path: str | Path, content: bytes | str) -> None:
 
 
 def check_writable(path: str | Path, is_folder: bool = False) -> None:
-    """Raise `UserError`, before long work, if `path` cannot be written as a file or, if `is_folder`, as a folder.
-
-    Devices and pipes are not opened, because closing a pipe would end the input of its reader.
-    """
+    """Raise `UserError`, before long work, if a file or, if `is_folder`, a folder cannot be written at `path`."""
     path = Path(path)
     if path.is_dir() and not is_folder:
         raise UserError(f"{path}: cannot be saved (Is a directory)")

@@ -21,12 +21,8 @@ NONE = "none"  # stands for an empty list on the command line, so it is not a va
 class Extensions:
     """The registry of the classes of one kind, such as adapters or heads, that other packages add.
 
-    Args:
-        kind: The kind in error messages and in the name of the entry-point group, such as "adapter".
-        built_in: Names that factorcell defines; other packages cannot use them.
-
-    Attributes:
-        registered: Registered classes by name, for the whole process.
+    The `kind` is a part of the name of the entry-point group. Other packages cannot use the `built_in` names. The
+    classes in `registered` are those of the whole process.
     """
 
     def __init__(self, kind: str, built_in: Sequence[str]) -> None:

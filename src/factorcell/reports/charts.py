@@ -207,8 +207,7 @@ def word_bars(rows: Sequence[Row]) -> Figure:
 def gain_bars(rows: Sequence[Row], key: str) -> Figure:
     """Draw gains in per cent; bars of gains that are not significant are grey.
 
-    Each row has value (the name of a value, a column or a model), optionally count (the number of texts), and under
-    `key` the gain (0.05 for 5 %) with its interval.
+    Rows have a value, maybe the count of its texts, and under `key` the gain (0.05 for 5 %) with its interval.
     """
     names = [truncate(row["value"]) + (f"  ({int(row['count']):,})" if row.get("count") else "") for row in rows]
     intervals = [Interval(row[key], row.get(f"{key}_low"), row.get(f"{key}_high")) for row in rows]

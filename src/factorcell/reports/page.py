@@ -114,8 +114,8 @@ def make_table(
 ) -> Table | None:
     """Return a table without empty columns; None without rows.
 
-    `columns` are the columns in their order, or a mapping from columns to the formats of their numbers. A missing value
-    and a number that is not finite are shown as a dash. If `is_folded`, the reader opens the table by its title.
+    `columns` are in their order, maybe with formats of numbers; missing and infinite numbers are dashes. The title
+    opens a table that `is_folded`.
     """
     formats = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
     texts = {

@@ -59,10 +59,7 @@ class StoredText(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LearnedState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a user after a model learned the texts up to `last_number`.
-
-    `model_identity` is `ServedModel.identity`; `user_bytes` has the bytes of a `User` without history.
-    """
+    """The state of a user after the model `ServedModel.identity` learned the texts up to `last_number`."""
 
     model_identity: bytes
     last_number: int
@@ -138,12 +135,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @classmethod
     def from_bytes(cls, content: bytes, user: str) -> "Record":
-        """Return the record of `user` from the bytes of `to_bytes`.
-
-        Raises:
-            DamagedRecordError: The bytes are altered or truncated, or belong to another user.
-            UserError: The format is newer than this version supports.
-        """
+        """Return the record of `user` from the bytes of `to_bytes`; raise a `DamagedRecordError` if they are others."""
         body, checksum = content[:-CHECKSUM_SIZE], content[-CHECKSUM_SIZE:]
         if content[: len(MAGIC)] != MAGIC or zlib.crc32(body).to_bytes(CHECKSUM_SIZE, "little") != checksum:
             raise DamagedRecordError("user record: truncated or altered")

@@ -156,9 +156,9 @@ def parse_context(run: "Run | None", texts: Sequence[str], option: str = "--cont
 
 
 def parse_context_values(run: "Run | None", texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
-    """Return the values of each column, without repetitions, from texts `NAME=VALUE` or `NAME=VALUE; NAME=VALUE`.
+    """Return the distinct values of each column from texts `NAME=VALUE; NAME=VALUE`; errors begin with `option`.
 
-    NAME ends before the first equals sign, or is a column of `run`. Error messages begin with `option`.
+    NAME ends before the first equals sign, or is a column of `run`.
     """
     values: dict[str, list[str]] = {}
     columns = () if run is None else run.schema.columns()

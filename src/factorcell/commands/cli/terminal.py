@@ -30,10 +30,8 @@ Row = dict[str, Any]
 def prepare_streams() -> None:
     """Make the standard streams accept any text: characters that a stream cannot encode are escaped.
 
-    If the locale specifies no encoding (the locale C), output is encoded in UTF-8, as files are.
-
-    Raises:
-        UserError: Standard output is closed.
+    If the locale specifies no encoding (the locale C), output is encoded in UTF-8, as files are. Raise a `UserError`
+    if standard output is closed.
     """
     is_output_closed = sys.stdout is None
     # Without replacements for closed streams, a file that is opened later would become a standard stream.

@@ -61,8 +61,7 @@ def read_weights(path: str | Path) -> Weights:
 def _read_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any], unknown: str) -> list[Row]:
     """Return the values of each utterance in the context columns of the model; those of `shared` have precedence.
 
-    A finding names columns that no utterance has. If the lists have a column with a similar name instead, this raises a
-    `UserError`, unless the policy `unknown` is "expected".
+    A finding, or an error if the lists have a similar name, is about columns that no utterance has.
     """
     columns = model.schema.columns()
     for name in shared:

@@ -79,12 +79,7 @@ def _digest(key: str) -> str:
 
 
 class KeyRing:
-    """The entries of a file of keys, and the times at which their next requests are due.
-
-    Args:
-        path: The file of keys.
-        share: The share of each rate that this process grants.
-    """
+    """The entries of a file of keys, and the times of their next requests; a process grants a `share` of each rate."""
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
         self.path, self.share = Path(path), share

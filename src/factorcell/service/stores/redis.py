@@ -47,12 +47,9 @@ class RedisStore:
     """A `Store` in a Redis database."""
 
     def __init__(self, url: str) -> None:
-        """Connect to the server.
+        """Connect to the server; raise a `UserError` if it does not answer or may lose writes, or the schema is newer.
 
         If the server does not reveal its settings, this class assumes that acknowledged writes are durable.
-
-        Raises:
-            UserError: No server answers, the schema is newer, or the settings of the server may lose writes.
         """
         no_retry = Retry(NoBackoff(), retries=0)  # a repeated script would find its own write and report a conflict
         try:
