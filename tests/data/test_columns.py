@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns import readers
 from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Ragged
@@ -23,6 +22,7 @@ from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.readers import ColumnReader, NumberReader, TextReader, VectorReader, to_vector
 from factorcell.data.columns.schema import COLUMN_KINDS, HARMONICS, NOTATIONS, PERIODS, ContextSchema, Variable
 from factorcell.data.columns.values import cell_number, to_time
+from factorcell.data.reading import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.errors import UserError

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.readers import CategoryReader, NumberReader
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.columns.values import category_name, is_missing
+from factorcell.data.reading import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, nearest_hint, similar_names
 from tests.findings import collected_findings

@@ -11,8 +11,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.reading import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.linear_classifier import LinearClassifier, load, save, target_labels

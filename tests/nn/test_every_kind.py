@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.reading import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.likelihoods import log_likelihoods

@@ -5,8 +5,8 @@ from datetime import date, timedelta
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.values import cell_number
+from factorcell.data.reading import prepare
 from factorcell.runs.summary import column_facts, format_cell
 
 

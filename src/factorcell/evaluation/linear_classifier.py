@@ -21,12 +21,12 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns, with_context
 from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import count_users
+from factorcell.data.reading import prepare
 from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
