@@ -71,19 +71,10 @@ def option(
     choices: tuple[str, ...] = (),
     metavar: str = "",
 ) -> Any:
-    """Declare an option as a dataclass field.
+    """Declare an option as a dataclass field with its default and its help text.
 
-    Args:
-        default: The default value.
-        help_text: The help text.
-        low: The smallest valid number, if the default is a number.
-        high: The largest valid number; if it is None, there is hardly a limit.
-        excluded: "low" or "high" if this number itself is not valid.
-        choices: The valid values, if the option is a choice.
-        metavar: The placeholder of the value in the help of the command line.
-
-    Returns:
-        A field with this metadata, for the body of a dataclass.
+    A number is valid from `low` to `high`, if that is not None, without the end, "low" or "high", that is `excluded`.
+    `choices` are the valid values of a choice, and `metavar` is the placeholder of a value in the help.
     """
     limits = None
     if isinstance(default, int | float) and not isinstance(default, bool):

@@ -73,11 +73,8 @@ def fit_rule(
     """Choose the learning rule with the lowest progressive perplexity, among the rates of `RATES`.
 
     The first rule stays unless another one lowers the perplexity by more than `MIN_CHANGE`. After `deadline`, a value
-    of `time.monotonic()`, no further rule is tried.
-
-    Returns:
-        The rule, and a row (`optimizer`, `rate`, `perplexity`) for each rule that was tried. The first row is for users
-        who are not learned; all others have the relative `change` of the perplexity from it.
+    of `time.monotonic()`, no further rule is tried. Also return a row (`optimizer`, `rate`, `perplexity`) for each rule
+    that was tried, first for users who are not learned; the others have the relative `change` of the perplexity.
     """
 
     def perplexity(rule: LearningRule) -> float:
@@ -121,14 +118,11 @@ def candidate_lists(blend: Blend, learner: Learner, streams: Sequence[Stream]) -
 def fit_settings(
     run: Run, streams: Sequence[Stream], max_texts: int, seconds: float = math.inf
 ) -> tuple[LearningRule, BlendWeights, Row] | None:
-    """Fit the learning rule (`fit_rule`) and the weights of the blend.
+    """Fit the learning rule (`fit_rule`) and the weights of the blend to about `max_texts` texts, in about `seconds`.
 
-    Values of the context that training never saw are read as rare values. About `max_texts` texts are used. After
-    `seconds`, neither a further rule is tried nor the texts of further users are used.
-
-    Returns:
-        The rule, the weights, and a row for training.json: `learning_rule`, the relative `perplexity_change` by
-        learning users, and the figures of `compare_with_model`. None if no text can be completed.
+    Values of the context that training never saw are read as rare values. Return the rule, the weights, and a row for
+    training.json: `learning_rule`, the relative `perplexity_change` by learning users, and the figures of
+    `compare_with_model`; or None if no text can be completed.
     """
     part, start = _first_texts(streams, max_texts), time.monotonic()
     if all(prefix is None for stream in part for prefix in stream.prefixes):

@@ -102,12 +102,8 @@ def screening(text: str, *, ignore_case: bool = False) -> str:
     """Return a form that is equal for texts that look alike, for the search for private content and blocked phrases.
 
     Digits of all scripts, letters in other widths and styles, dashes, colons, quotation marks and apostrophes have one
-    form. Invisible characters, lines above and below letters, marks on digits, vowel signs of Arabic and Hebrew,
-    tatweel, the dot of İ and extra white space are removed.
-
-    Args:
-        text: The text.
-        ignore_case: Whether upper and lower case have the same form.
+    form, and so have both cases with `ignore_case`. Invisible characters, lines above and below letters, marks on
+    digits, vowel signs of Arabic and Hebrew, tatweel, the dot of İ and extra white space are removed.
     """
     if text.isascii() and text.isprintable():
         return " ".join((text.casefold() if ignore_case else text).split())

@@ -268,8 +268,7 @@ def _range_names(ranges: Sequence[tuple[float, float]]) -> list[str]:
 def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     """Measure the gain over an unknown context on held-out texts, with its interval; None for an unadapted run.
 
-    The row also has `only_unknown_users` (true) if the run distinguishes users but no known user wrote any of the
-    texts. If the run has several columns, `columns` has the gain of each column without the others.
+    The row says if no known user wrote any of the texts, and has the gain of each of several columns alone.
     """
     if not run.model.is_adapted:
         return None

@@ -164,10 +164,9 @@ def check_supported(config: Any, where: str) -> None:
 
 
 def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, int | None]]:
-    """Return the tokenizer of a pretrained model as a `tokenizers.Tokenizer`, and its special ids.
+    """Return the tokenizer of a pretrained model as a `tokenizers.Tokenizer`, or raise a `UserError`.
 
-    The ids are those of the unknown token, the start token and the end token; an id is None if there is no such token.
-    Raise `UserError` if the files are missing or damaged, or if the tokenizer is not one of the library `tokenizers`.
+    Also return the ids of the unknown token, the start token and the end token; None if there is no such token.
     """
     read_config(source)  # raises the error about a folder without a supported model
     library = transformers()

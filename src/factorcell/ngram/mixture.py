@@ -171,11 +171,9 @@ class CountModels:
     def step(self, tokens: Ids, state: Ids | None, values: Ids) -> tuple[list[Floats], Ids, Ids]:
         """Read one token (N,) of each text; `values` (N,) are the values of the texts.
 
-        A row of the state has the ids of the histories in the n-gram model, and then the last `CACHE_SIZE` tokens, the
-        last one first, or -1 where there is none. Before start tokens, the state is None.
-
-        Return the probabilities (N, V) of every next token under each component, the lengths of the longest counted
-        histories (N,), and the next state.
+        A row of the state, None before start tokens, has the ids of the histories in the n-gram model, and then the
+        last `CACHE_SIZE` tokens, the last one first, or -1 where there is none. Return the probabilities (N, V) of
+        every next token under each component, the lengths of the longest counted histories (N,), and the next state.
         """
         if state is None:
             before, recent = None, np.full((len(tokens), CACHE_SIZE), -1, dtype=np.int64)

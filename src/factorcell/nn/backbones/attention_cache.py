@@ -66,11 +66,9 @@ class CacheState:
         return columns >= self.width - self.lengths[:, None]
 
     def after(self, arrays: Sequence[Tensor], lengths: Tensor | None) -> "CacheState":
-        """Return the state after T more tokens of each text.
+        """Return the state after T more tokens of each text, of which the first `lengths` (N,), by default all, count.
 
-        Args:
-            arrays: The keys, then the values (N, A, S + T, d) of the stored and the new tokens of each layer.
-            lengths: How many of the T new tokens belong to each text (N,); the others are padding. Default: all.
+        The `arrays` are the keys, then the values (N, A, S + T, d) of the stored and the new tokens of each layer.
         """
         new_count = arrays[0].shape[2] - self.width
         if lengths is None or bool((lengths == new_count).all()):

@@ -96,10 +96,9 @@ def supports(inputs: RecurrenceInputs) -> bool:
 
 
 def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the recurrence; within autocast, compute products in bfloat16 if the processor supports it.
+    """Run the recurrence; return hidden states (B, T, H), the last hidden state (B, H) and the last memory (B, H).
 
-    Returns:
-        Hidden states (B, T, H), the last hidden state (B, H) and the last memory (B, H).
+    Within autocast, products are computed in bfloat16 if the processor supports it.
     """
     arrays = inputs.arrays()
     needs_backward = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
@@ -164,8 +163,7 @@ def _forward(inputs: Mapping[str, Tensor | None], needs_backward: bool, **option
 def _backward(inputs: Mapping[str, Tensor | None], **options: Any) -> tuple[Tensor, ...]:
     """Return gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` (B, 8, H).
 
-    `inputs` are the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of the loss
-    with respect to h, the last h and the last m.
+    `inputs` are arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of its outputs.
     """
     gates, left = cast(Tensor, inputs["gates"]), inputs["left"]
     batch, steps, columns = gates.shape

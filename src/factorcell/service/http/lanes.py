@@ -41,13 +41,9 @@ class TimeLimit:
 
 
 class Lane:
-    """A pool of threads with a bounded queue.
+    """A pool of threads with a bounded queue of at most `max_waiting` requests; `name` names it in the metrics.
 
-    Args:
-        name: The name of the lane in thread names and metrics.
-        threads: Number of threads.
-        max_waiting: Maximum number of waiting requests.
-        min_seconds: Minimum seconds for work that can be cut short; infinite (the default) if work cannot be cut short.
+    Work may be cut short after `min_seconds`; infinite seconds (the default) mean that it cannot be cut short.
     """
 
     def __init__(self, name: str, threads: int, max_waiting: int, min_seconds: float = math.inf) -> None:

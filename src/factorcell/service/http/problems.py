@@ -50,11 +50,8 @@ M = TypeVar("M", bound=msgspec.Struct)
 class ProblemError(Exception):
     """A request fails for a reason that the response states.
 
-    Args:
-        kind: A key of `PROBLEM_KINDS`.
-        detail: What is wrong with this request, and what to do.
-        retry_after: Seconds after which the client may try again, or None to omit the header Retry-After.
-        headers: Further headers of the response.
+    The `kind` is a key of `PROBLEM_KINDS`, and `detail` says what is wrong with this request, and what to do. The
+    client may try again after `retry_after` seconds, if that is not None.
     """
 
     def __init__(
