@@ -9,6 +9,7 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -202,6 +203,15 @@ def check_schema(version: int, newest: int, where: object) -> None:
 def one_line(error: BaseException) -> str:
     """Return the message of an error as one short line."""
     return " ".join(str(error).split())[:200]
+
+
+@contextmanager
+def store_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise each of the `errors` of a library as a `StoreError` of the store `name`."""
+    try:
+        yield
+    except errors as error:
+        raise StoreError(f"store {name}: {one_line(error)}") from error
 
 
 class CircuitBreakerStore:
