@@ -81,18 +81,9 @@ def explain(
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(run, texts, list(contexts.values()))
     report_run(run, differing_columns([*contexts.values()]))
-    columns = run.schema.columns()
-    readable = [
-        {name: value for name, value in row.items() if name in columns} for row in text_contexts or [{}] * len(texts)
-    ]
-    corpora = [
-        run.read(texts, [{**row, **context} for row in readable], unknown=unknown, truncate=False)
-        for context in contexts.values()
-    ]
-    check_lengths(corpora[0], run.model.max_tokens, lambda row: f"text {row + 1:,}")
-    nats = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])  # of all targets (K, targets)
-    corpus, counts = corpora[0], None
-    starts, rows = target_offsets(corpus), ResultRows()
+    text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
+    nats, corpus = _nats(run, texts, text_contexts, list(contexts.values()), unknown)
+    starts, rows, counts = target_offsets(corpus), ResultRows(), None
     tokenizer, names = run.tokenizer, list(contexts)
     if train is not None:
         training_texts = read_training_texts(run, train)
@@ -114,6 +105,24 @@ def explain(
         rows.append({"text": text, "tokenizer": run.config.tokenizer.kind, **totals, "tokens": tokens})
     report(*evidence_findings(rows))
     return rows
+
+
+def _nats(
+    run: Run,
+    texts: Sequence[str],
+    text_contexts: Sequence[ContextValues],
+    contexts: Sequence[ContextValues],
+    unknown: str,
+) -> tuple[Floats, Corpus]:
+    """Return the nats of all targets given each context (K, targets), and the texts as read."""
+    columns = run.schema.columns()
+    readable = [{name: value for name, value in row.items() if name in columns} for row in text_contexts]
+    corpora = [
+        run.read(texts, [{**row, **context} for row in readable], unknown=unknown, truncate=False)
+        for context in contexts
+    ]
+    check_lengths(corpora[0], run.model.max_tokens, lambda row: f"text {row + 1:,}")
+    return np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora]), corpora[0]
 
 
 def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
