@@ -23,7 +23,7 @@ import torch
 from factorcell.adapters.encoder import ContextEncoder
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.nn.kernels import library, softmax
 from factorcell.nn.language_model import LanguageModel

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from factorcell.config import MODELS, PRECISIONS, Config, RecurrentOptions
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from factorcell.training.trainer import MAX_GRADIENT_NORM, train
 

@@ -30,7 +30,7 @@ from backbone_tables import DataSet
 from corpora import Tables
 from factorcell.config import Config, HuggingFaceOptions
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.nn.devices import find_device

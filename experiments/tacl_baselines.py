@@ -29,7 +29,7 @@ from factorcell.config import Config
 from factorcell.data.columns.schema import Variable
 from factorcell.data.columns.values import category_name
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, apply_temperature, text_accuracies

@@ -7,7 +7,7 @@ import pytest
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.io import files, input_files
 from factorcell.ngram import mixture, ngram
 from factorcell.ngram.ngram import NGram

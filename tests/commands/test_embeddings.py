@@ -10,7 +10,7 @@ import pytest
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.explaining import embeddings
 from factorcell.evaluation.explaining.embeddings import Embeddings
 from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens

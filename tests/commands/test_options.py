@@ -12,7 +12,7 @@ from factorcell.commands.cli import options
 from factorcell.commands.cli.main import main
 from factorcell.commands.cli.parser import OUTPUT_FILE, OUTPUT_FOLDER, Parser
 from factorcell.config import Config, option_fields
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from factorcell.training.fit import fit

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from factorcell.config import BpeOptions, Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer, default_vocabulary
 from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer

@@ -22,7 +22,7 @@ from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.readers import ColumnReader, NumberReader, TextReader, VectorReader, to_vector
 from factorcell.data.columns.schema import COLUMN_KINDS, HARMONICS, NOTATIONS, PERIODS, ContextSchema, Variable
 from factorcell.data.columns.values import cell_number, to_time
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.errors import UserError

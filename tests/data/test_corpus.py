@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from factorcell.config import Config
 from factorcell.data import cache as caching
 from factorcell.data.corpus import Corpus, extend_hashes, text_hashes
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tables import chunks, tables
 from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.errors import UserError

@@ -8,7 +8,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from tests.findings import collected_findings
 

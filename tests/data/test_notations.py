@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from factorcell.config import Config
 from factorcell.data.columns.declarations import guess_kind
 from factorcell.data.columns.values import to_number, to_time
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import table_findings

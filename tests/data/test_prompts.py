@@ -15,7 +15,7 @@ from factorcell.config import HISTORY_COLUMN, Config
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.readers import join_segments
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 

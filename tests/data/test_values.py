@@ -21,7 +21,7 @@ from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.readers import CategoryReader, NumberReader
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.columns.values import category_name, is_missing
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, nearest_hint, similar_names
 from tests.findings import collected_findings

@@ -13,7 +13,7 @@ import pytest
 from factorcell.commands.cli import terminal
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import advice as advice_module
 from factorcell.evaluation.advice import Advice, advise, expected_gain, label_columns, recommend, sample

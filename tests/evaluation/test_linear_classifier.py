@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.linear_classifier import LinearClassifier, load, save, target_labels

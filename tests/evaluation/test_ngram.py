@@ -12,7 +12,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus, target_ids
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import END, START, Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate

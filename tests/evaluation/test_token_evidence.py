@@ -12,7 +12,7 @@ import torch
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.explaining.token_evidence import (
     MIN_RATIO,
     count_tokens,

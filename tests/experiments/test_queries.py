@@ -12,7 +12,7 @@ import study
 import thesis_queries
 from factorcell.completion.replay import Stream
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 
 

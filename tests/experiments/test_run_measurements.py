@@ -14,7 +14,7 @@ import thesis_queries
 import thesis_sparse
 from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from tests.small_runs import ROWS, make_run, nats_of
 

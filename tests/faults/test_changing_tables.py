@@ -10,7 +10,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data import cache as reading
-from factorcell.data.reading import TokenizedTexts, prepare
+from factorcell.data.preparation import TokenizedTexts, prepare
 from factorcell.data.tables import chunks
 from factorcell.errors import UserError
 

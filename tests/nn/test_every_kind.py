@@ -12,7 +12,7 @@ import torch
 
 from factorcell.config import Config
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.likelihoods import log_likelihoods

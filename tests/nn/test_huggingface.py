@@ -15,7 +15,7 @@ from torch import Tensor
 from factorcell.config import Config
 from factorcell.data.columns.context import Context
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import pretrained

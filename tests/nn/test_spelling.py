@@ -9,7 +9,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.ngram.ngram import CHARACTERS, SPELLING_ORDER, NGram, SpellingModel, spelling_model, spelling_nats
 
 WORDS = ("ab", "abb", "ba", "aab", "bab")

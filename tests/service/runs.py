@@ -7,7 +7,7 @@ import torch
 
 from factorcell.config import Config
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from factorcell.training.trainer import observe
 

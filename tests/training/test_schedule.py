@@ -10,7 +10,7 @@ import torch
 
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import schedule

@@ -6,7 +6,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data.columns.values import cell_number
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.runs.summary import column_facts, format_cell
 
 

@@ -23,7 +23,7 @@ from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.rows import ResultRows
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, is_empty_text
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError

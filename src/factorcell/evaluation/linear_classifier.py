@@ -26,7 +26,7 @@ from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import count_users
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError

@@ -31,7 +31,7 @@ from factorcell.config import CharacterOptions, Config
 from factorcell.data.columns.columns import with_context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus, is_known_target, target_ids, target_offsets
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError

@@ -27,7 +27,7 @@ from factorcell.config import (
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.reading import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.data.text_folds import is_valid_text
 from factorcell.errors import UserError, check_choice
