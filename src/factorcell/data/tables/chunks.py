@@ -1,7 +1,7 @@
 """Tables, as `open_table` returns them for all kinds of sources, the files that they are read from, and their chunks.
 
-The package reads a table file several times: to find the names of its columns, to guess their kinds, to compute its
-cache key, and to read its rows. If the file changes between or during these reads, `Content` raises a `UserError`.
+The package reads a table file several times: to find the names of its columns, to guess their kinds, and to read its
+rows. If the file changes between or during these reads, `Content` raises a `UserError`.
 
 A chunk is a dict from column to a list of values. All values of CSV and TSV files are strings, and an empty field is an
 empty string; the column readers (`readers`) interpret the strings.
