@@ -49,6 +49,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.register_random(_TORCH_RANDOM)
     hypothesis.settings.register_profile("factorcell", deadline=None, derandomize=True)
+    phases = hypothesis.Phase.explicit, hypothesis.Phase.generate
+    hypothesis.settings.register_profile("no shrinking", deadline=None, derandomize=True, phases=phases)
     hypothesis.settings.load_profile("factorcell")
 
 

@@ -6,11 +6,16 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from factorcell.config import Config
 from factorcell.io.progress import progress_bar
+from factorcell.training.fit import train_run
 from tests.findings import logged_progress
+from tests.small_runs import ROWS
 
 JOB = """
 import logging, time
@@ -38,6 +43,19 @@ def test_a_log_gets_lines_every_30_seconds(monkeypatch: pytest.MonkeyPatch, caps
             bar.update()
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" rows")[0] for line in lines] == [f"reading: {n} of 100" for n in (31, 61, 91)]
+
+
+def test_a_training_of_a_second_adds_no_line_to_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
+    options: dict[str, Any] = {
+        "context": ["city"],
+        "min_count": 1,
+        "min_context_count": 1,
+        "epochs": 2.0,
+        "evaluations": 2,
+    }
+    train_run(ROWS, ROWS, Config.of(**options, **sizes), tmp_path / "run")
+    assert "training: " not in capsys.readouterr().err
 
 
 def test_nothing_is_shown_if_it_is_disabled(capsys: pytest.CaptureFixture[str]) -> None:

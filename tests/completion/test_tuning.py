@@ -12,7 +12,7 @@ import pytest
 
 from factorcell.commands.cli.main import main
 from factorcell.completion import tuning
-from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights, Example
+from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights, Candidates, Example
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import History, Popularity
@@ -163,6 +163,17 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
                     texts = [suggestion.text for suggestion in (texts_of or history.complete)(prefix)]
                     ranks.append(1 / (texts.index(row["text"]) + 1) if row["text"] in texts else 0)
         assert row_of_all[f"mrr_{name}"] == pytest.approx(np.mean(ranks))
+
+
+def test_no_user_is_ranked_with_weights_that_were_fitted_to_the_user() -> None:
+    rows = ({"popular": 1.0, "popular log share": -1.0}, {"own": 1.0, "own log share": -1.0}, {"none": 1.0})
+    features = np.array([[row.get(name, 0.0) for name in FEATURES] for row in rows])
+    candidates = Candidates(["a popular text", "an own text"], features, [0, 0])
+    lists_of_users: list[list[Example]] = [[(candidates, text)] * 40 for text in candidates.texts]
+    for lists in lists_of_users:
+        best, _ = BlendWeights.fit(lists).merge(candidates, 10)
+        assert best.text == lists[0][1], "the weights of a user rank the text of this user first"
+    assert compare_with_model(lists_of_users)["mrr"] == pytest.approx(1 / 2)
 
 
 def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:

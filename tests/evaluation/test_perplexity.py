@@ -128,6 +128,8 @@ def test_a_range_includes_its_ends() -> None:
     assert list(dict.fromkeys(value_groups(list(range(1996, 2021))))) == [
         *("1996 to 2000", "2001 to 2005", "2006 to 2010", "2011 to 2015", "2016 to 2020")
     ]
+    groups = value_groups(list(range(26)))
+    assert (groups[4], groups[5]) == ("0 to 4", "5 to 9"), "the quantile 5 is in the upper one of two ranges"
     numbers = np.random.default_rng(0).normal(1, 1e-4, 200).tolist()
     for number, group in zip(numbers, value_groups(numbers), strict=True):
         low, high = (float(end) for end in group.split(" to "))

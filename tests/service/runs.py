@@ -15,15 +15,12 @@ USERS = ("ann", "bob")
 POPULAR = {"abc": 5, "abba": 3, "cab": 4, "acca b": 3}
 
 
-def make_run(folder: Path, seed: int = 0, **model: Any) -> Run:
+def make_run(folder: Path, seed: int = 0, cities: tuple[Any, ...] = ("Oslo", "Nice"), **model: Any) -> Run:
     sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
     inputs = {"context": ("city",), "user": "who", "tokenizer": "char", "min_user_count": 1, "min_context_count": 1}
     config = Config.of(**{**inputs, "min_count": 1, "max_tokens": 14, **sizes, **model})
     rows = [
-        {"text": text, "who": who, "city": city}
-        for text in ("abc", "cab a", "ba")
-        for who in USERS
-        for city in ("Oslo", "Nice")
+        {"text": text, "who": who, "city": city} for text in ("abc", "cab a", "ba") for who in USERS for city in cities
     ]
     corpus = prepare(rows, config)
     run = Run.create(folder, config, corpus.tokenizer, corpus.schema)

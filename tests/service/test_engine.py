@@ -22,6 +22,7 @@ from factorcell.service.record import Record, StoreError
 from factorcell.service.stores import store as stores
 from factorcell.service.stores.store import CircuitBreakerStore, Store, open_store
 from tests.service.oracle import learned_by_library, learned_by_service
+from tests.service.runs import make_run
 from tests.small_runs import make_letters
 
 OpenService = Callable[..., Service]
@@ -384,3 +385,13 @@ def test_run_that_does_not_distinguish_users_still_completes(tmp_path: Path) -> 
     service.close()
     with pytest.raises(UserError, match="no trained weights"):
         ServedModel(letters)
+
+
+def test_true_and_one_are_different_values_of_a_context(open_service: OpenService, tmp_path: Path) -> None:
+    served = ServedModel(make_run(tmp_path / "run", cities=(True, 1), context=("city:category",)))
+    service, requests = open_service(served), [CompletionRequest("ab", context={"city": value}) for value in (1, True)]
+    with_one, with_true = map(service.complete, requests)
+    assert scores_of(with_one) != scores_of(with_true)
+    assert scores_of(with_true) == scores_of(open_service(served).complete(requests[1])), (
+        "that of a service without a cache"
+    )

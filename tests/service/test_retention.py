@@ -49,6 +49,19 @@ def test_a_text_as_old_as_the_retention_time_is_kept(open_service: OpenService) 
     assert service.store.users() == []
 
 
+def test_a_pause_as_old_as_the_retention_time_is_kept(open_service: OpenService) -> None:
+    now = 1_000_000.0
+    service = open_service(privacy=Privacy(retention=100), clock=lambda: now)
+    service.accept("ann", "ab")
+    now += 1
+    service.pause("ann")
+    now += 100
+    assert service.expire() == 1
+    record = service.store.read("ann")
+    assert record is not None
+    assert (record.paused, record.texts) == (True, ())
+
+
 @pytest.mark.parametrize("retention", [90 * 86_400, 3600])
 def test_the_pause_of_an_active_user_does_not_expire(open_service: OpenService, retention: int) -> None:
     now = 1_000_000.0

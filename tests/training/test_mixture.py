@@ -14,7 +14,15 @@ from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
 from factorcell.nn.scoring import mixed_nats
 from factorcell.runs.run import Run
-from factorcell.training.mixture import MixedModels, fit_weights, mix, open_scorer
+from factorcell.training.mixture import (
+    PRIOR_TARGETS,
+    MixedModels,
+    _choose_components,
+    fit_weights,
+    fit_weights_by_group,
+    mix,
+    open_scorer,
+)
 from tests import small_runs
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -75,6 +83,30 @@ def test_weights_of_degenerate_mixtures() -> None:
     far = np.array([[1000.0, 1001.0], [2000.0, 1999.0]])
     assert np.allclose(fit_weights(far), 0.5)
     assert np.allclose(mixed_nats(far, np.array([0.5, 0.5])), np.array([1000.0, 1999.0]) - np.log(0.5 + 0.5 / np.e))
+
+
+def test_weights_of_a_group_are_near_those_of_all_targets() -> None:
+    generator = np.random.default_rng(4)
+    nats, groups = generator.exponential(2.0, (300, 2)), np.repeat([0, 1], [260, 40])
+    nats[groups == 1, 0] += 1.5
+    of_all_targets = golden_section(nats, np.zeros(2))
+    prior = PRIOR_TARGETS * np.array([of_all_targets, 1 - of_all_targets])
+    weights = fit_weights_by_group(nats, groups, 3)
+    for group in range(2):
+        assert weights[group, 0] == pytest.approx(golden_section(nats[groups == group], prior), abs=1e-3)
+    assert weights[2, 0] == pytest.approx(of_all_targets, abs=1e-3), "the group has no targets"
+
+
+def test_no_target_is_predicted_with_weights_that_were_fitted_to_it() -> None:
+    halves, groups = np.arange(400) % 2, np.zeros(400, np.int64)
+    nats = np.random.default_rng(5).exponential(2.0, (400, 3)) + np.stack([halves, 1 - halves, 5 + halves], axis=1)
+    columns, mixed = _choose_components(nats, groups, 1, halves)
+    assert columns == [0, 1], "the third model improves no prediction"
+    for half in range(2):
+        fitted, predicted = nats[halves != half][:, :2], nats[halves == half][:, :2]
+        share = golden_section(fitted, PRIOR_TARGETS * fit_weights(fitted))
+        expected = -np.log(np.exp(-predicted) @ [share, 1 - share])
+        np.testing.assert_allclose(mixed[halves == half], expected, atol=2e-3)
 
 
 def make_runs(folder: Path) -> list[Run]:

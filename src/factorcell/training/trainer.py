@@ -205,7 +205,7 @@ class Trainer:
         progress.nats, progress.tokens_at_last_row = 0.0, progress.tokens
         self.tokens_before, self.seconds_before = progress.tokens, progress.seconds
         best = f"best perplexity {progress.best:.2f}, " if math.isfinite(progress.best) else ""
-        self.bar.set_postfix_str(f"{best}loss {loss:.3f}, {speed:,.0f} tokens/s")
+        self.bar.set_postfix_str(f"{best}loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
         return self.log({"split": "train", "loss": loss, "tokens_per_second": speed})
 
     def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
