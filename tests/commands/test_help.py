@@ -71,7 +71,7 @@ def test_help_imports_no_heavy_modules() -> None:
 
 
 def test_only_reports_and_the_search_for_options_import_chart_libraries() -> None:
-    with_charts = re.compile(r"from factorcell[.](reports[.]|commands[.]demo |training import tuning)")
+    with_charts = re.compile(r"from factorcell[.](reports[. ]|commands[.]demo |training import tuning)")
     imports = {
         ast.unparse(node)
         for path in (SOURCES / "commands").glob("*.py")
