@@ -16,8 +16,9 @@ import corpora
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation.explaining.embeddings import Embeddings
-from factorcell.evaluation.perplexity import column_groups, text_tallies
-from factorcell.nn.scoring import Scorer, Tally
+from factorcell.evaluation.perplexity import column_groups, perplexity_of
+from factorcell.evaluation.text_figures import sum_per_text
+from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
 from study import ROWS, Experiment, Measurement, Row
 from tacl_baselines import best_ngram, measure_scorer, ngram_row
@@ -85,13 +86,15 @@ def selected_communities(train: pa.Table) -> set[str]:
 def perplexity_by_community(scorer: Scorer, tables: Tables) -> list[Row]:
     """Return the perplexity of each community, out-of-vocabulary words included."""
     corpus = scorer.prepare(tables["judged"], unknown="group")
-    sums: dict[str, tuple[int, Tally]] = {}
-    for name, tally in zip(column_groups(tables["judged"], "subreddit"), text_tallies(scorer, corpus), strict=True):
-        count, total = sums.get(name, (0, Tally()))
-        sums[name] = count + 1, total + tally
+    sums: dict[str, tuple[int, float, int]] = {}  # the texts of each community, their nats and their targets
+    nats = sum_per_text(scorer.nats(corpus), corpus).tolist()
+    names = column_groups(tables["judged"], "subreddit")
+    for name, total_nats, targets in zip(names, nats, corpus.lengths.tolist(), strict=True):
+        count, nats_so_far, targets_so_far = sums.get(name, (0, 0.0, 0))
+        sums[name] = count + 1, nats_so_far + total_nats, targets_so_far + targets
     return [
-        {"value": name, "count": count, "targets": tally.targets, "perplexity": tally.perplexity}
-        for name, (count, tally) in sorted(sums.items())
+        {"value": name, "count": count, "targets": targets, "perplexity": perplexity_of(total_nats, targets)}
+        for name, (count, total_nats, targets) in sorted(sums.items())
     ]
 
 

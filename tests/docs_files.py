@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -198,5 +197,3 @@ def write_runs(folder: Path, main: Main) -> None:
     }
     for name, arguments in runs.items():
         assert main(with_small_sizes(["train", *shlex.split(arguments), "--out", f"runs/{name}"])) == 0, name
-    for name in ("hotels2", "hotels3"):
-        shutil.copytree(folder / "runs" / "hotels", folder / "runs" / name)

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell.reports.demo import demo_page
-from factorcell.reports.embeddings import embeddings_page
-from factorcell.reports.explain import explanation_page
+from factorcell.commands.demo import demo_page
+from factorcell.reports.explaining import embeddings_page, explanation_page
 from factorcell.reports.runs import run_report
 from tests.chromium import open_chromium
 from tests.reports.examples import ROW, contexts_results, demo_results, many_runs, two_runs

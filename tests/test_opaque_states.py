@@ -13,7 +13,7 @@ from factorcell.completion.online import User, learn_one
 from factorcell.completion.search import PlainEngine, SearchRequest
 from factorcell.config import EXTENSIBLE
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.explaining.likelihood_ratios import explain
+from factorcell.evaluation.explaining.token_evidence import explain
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import GenerationOptions, generate, stream
 from factorcell.nn.backbones.backbone import register_backbone
@@ -95,6 +95,6 @@ def test_a_user_gets_completions_and_is_learned_online() -> None:
 
 
 def test_explain_works_with_any_backbone(run: Run) -> None:
-    (row,) = explain([run], ["abca"], {"north": {"city": "Oslo"}, "south": {"city": "Nice"}})
+    (row,) = explain(run, ["abca"], {"north": {"city": "Oslo"}, "south": {"city": "Nice"}})
     for name, city in (("north", "Oslo"), ("south", "Nice")):
         assert row["nats"][name] == pytest.approx(sum(nats_of(run, {"text": "abca", "city": city})), abs=1e-4)

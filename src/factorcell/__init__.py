@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from factorcell.completion.online import Learner as Learner
     from factorcell.errors import UserError as UserError
     from factorcell.evaluation.classification import classify as classify
-    from factorcell.evaluation.explaining.likelihood_ratios import explain as explain
+    from factorcell.evaluation.explaining.token_evidence import explain as explain
     from factorcell.evaluation.perplexity import evaluate as evaluate
     from factorcell.generation.generate import generate as generate
     from factorcell.io.extras import __version__ as __version__

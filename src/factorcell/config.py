@@ -71,19 +71,10 @@ def option(
     choices: tuple[str, ...] = (),
     metavar: str = "",
 ) -> Any:
-    """Declare an option as a dataclass field.
+    """Declare an option as a dataclass field with its default and its help text.
 
-    Args:
-        default: The default value.
-        help_text: The help text.
-        low: The smallest valid number, if the default is a number.
-        high: The largest valid number; if it is None, there is hardly a limit.
-        excluded: "low" or "high" if this number itself is not valid.
-        choices: The valid values, if the option is a choice.
-        metavar: The placeholder of the value in the help of the command line.
-
-    Returns:
-        A field with this metadata, for the body of a dataclass.
+    A number is valid from `low` to `high`, if that is not None, without the end, "low" or "high", that is `excluded`.
+    `choices` are the valid values of a choice, and `metavar` is the placeholder of a value in the help.
     """
     limits = None
     if isinstance(default, int | float) and not isinstance(default, bool):
@@ -652,15 +643,12 @@ def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return options that are named without their sections, as on the command line, by section.
+    """Return options that are named without their sections, as on the command line, by section, or raise a `UserError`.
 
     Args:
         options: Options by name. `tokenizer`, `backbone` and `head` select kinds, `model` a model in `MODELS`. `config`
             is a `Config` or the path of a file of options. The other options override `model`; both override `config`.
         others: Further names that the error about an unknown name may suggest.
-
-    Raises:
-        UserError: No section has an option of that name, a value is not valid, or the file is not valid.
     """
     options = dict(options)
     model, config = options.pop("model", None), options.pop("config", None)

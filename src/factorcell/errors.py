@@ -40,12 +40,7 @@ class UserError(ValueError):
 
 
 def check_choice(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return `name` if it is one of the `valid` names; a value of another type is not a name.
-
-    Raises:
-        UserError: `name` is not valid. The message begins with "unknown" and the `kind` of the name, lists the valid
-            names, and suggests the most similar one.
-    """
+    """Return `name` if it is one of the `valid` names, or raise a `UserError` that lists them and suggests one."""
     names = list(valid)
     if name in names:
         return name
@@ -60,10 +55,7 @@ def nearest_hint(name: Any, valid: Iterable[str]) -> str:
 
 
 def similar_names(name: Any, valid: Iterable[str], count: int) -> list[str]:
-    """Return up to `count` valid names that are similar to `name`, first those that differ only in case.
-
-    No valid name is similar to a value of another type.
-    """
+    """Return up to `count` valid names that are similar to `name`, first those that differ only in case."""
     if not isinstance(name, str):
         return []
     valid = [other for other in valid if isinstance(other, str)]

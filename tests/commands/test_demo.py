@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from factorcell.commands import demo
-from factorcell.reports.demo import demo_page
+from factorcell.commands.demo import demo_page
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.commands.explaining import contexts_between, mark_token
 from factorcell.errors import UserError
-from factorcell.evaluation.explaining.likelihood_ratios import explain
+from factorcell.evaluation.explaining.token_evidence import explain
 from factorcell.io import files
 from factorcell.runs.run import Run
 from tests.small_runs import CONTEXT, make_run
@@ -40,8 +40,8 @@ def test_explain_from_file_to_json(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(command(folder, str(folder / "texts.txt"), "--json", "--context", "city=Oslo")) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     between = {"stars=5": {"city": "Oslo", **FIVE}, "stars=1": {"city": "Oslo", **ONE}}
-    assert rows == explain([Run.open(folder / "run")], TEXTS, between)
-    assert rows != explain([Run.open(folder / "run")], TEXTS, {"stars=5": FIVE, "stars=1": ONE})
+    assert rows == explain(Run.open(folder / "run"), TEXTS, between)
+    assert rows != explain(Run.open(folder / "run"), TEXTS, {"stars=5": FIVE, "stars=1": ONE})
 
 
 def test_explain_reads_the_other_columns_of_a_table(
@@ -63,17 +63,6 @@ def test_explain_reads_the_other_columns_of_a_table(
     assert rows[0]["ratio"] == pytest.approx(expected[1]["ratio"], rel=1e-4)
 
 
-def test_ensembles_are_averaged_and_other_runs_are_separate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [Run.open(folder / name) for name in ("run", "other")]
-    other = str(folder / "other")
-    more = ["--text", TEXTS[0], "--json", "--ensemble", other, "--compare-with", other]
-    assert main(command(folder, *more)) == 0
-    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    between = {"stars=5": FIVE, "stars=1": ONE}
-    assert first == {"model": "run and 1 more", **explain(runs, [TEXTS[0]], between)[0]}
-    assert second == {"model": "other", **explain(runs[1:], [TEXTS[0]], between)[0]}
-
-
 def test_standard_input_and_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +70,7 @@ def test_standard_input_and_page(
     page = tmp_path / "page.html"
     assert main(command(folder, "-", "--page", str(page))) == 0
     shown = capsys.readouterr()
-    (row,) = explain([Run.open(folder / "run")], ["cold sand"], {"stars=5": FIVE, "stars=1": ONE})
+    (row,) = explain(Run.open(folder / "run"), ["cold sand"], {"stars=5": FIVE, "stars=1": ONE})
     marks = [mark_token(token["token"].replace("</s>", "¶"), token["ratio"]) for token in row["tokens"]]
     lines = shown.out.splitlines()
     assert " ".join(marks) in lines
@@ -133,7 +122,7 @@ def test_more_than_two_contexts_have_a_table_of_posteriors(folder: Path, capsys:
     assert "uniform priors" in output.err
     assert lines[1].split() == ["token", "stars=5", "stars=1;", "city=Oslo", "lat=44;", "lon=8"]
     contexts: dict[str, dict[str, Any]] = {"a": FIVE, "b": {"stars": 1, "city": "Oslo"}, "c": {"lat": 44, "lon": 8}}
-    (row,) = explain([Run.open(folder / "run")], ["cold sand"], contexts)
+    (row,) = explain(Run.open(folder / "run"), ["cold sand"], contexts)
     last = [f"{share:.1%}" for share in row["posterior"].values()]
     assert lines[-1].split() == ["¶", *last]
     assert main(command(folder, "--text", "zzyqxx sand", between=between)) == 0
@@ -170,7 +159,6 @@ def test_contexts_are_parsed() -> None:
             "specify either FILE (one text per line, or a table) or --text",
         ),
         (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: there is no such file"),
-        (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: expected a run folder"),
     ],
 )
 def test_errors_are_one_line(

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -33,7 +32,6 @@ HEAVY = (
     "pyarrow",
     "sklearn",
     "tqdm",
-    "argcomplete",
     "importlib.metadata",
 )
 SOURCES = ROOT / "src" / "factorcell"
@@ -73,7 +71,7 @@ def test_help_imports_no_heavy_modules() -> None:
 
 
 def test_only_reports_and_the_search_for_options_import_chart_libraries() -> None:
-    with_charts = re.compile(r"from factorcell[.](reports[.](?!wording)|training import tuning)")
+    with_charts = re.compile(r"from factorcell[.](reports[. ]|commands[.]demo |training import tuning)")
     imports = {
         ast.unparse(node)
         for path in (SOURCES / "commands").glob("*.py")
@@ -236,52 +234,6 @@ def defaults(text: str) -> dict[str, str]:
 )
 def test_the_help_shows_the_defaults(words: str, expected: dict[str, str]) -> None:
     assert expected.items() <= defaults(help_of(words)).items()
-
-
-def shell_completions(line: str, folder: Path, words_before: int = 1) -> list[str]:
-    """Return the completions of a line that argcomplete writes for the shell."""
-    pytest.importorskip("argcomplete")
-    out = folder / "completions"
-    environment = {
-        **os.environ,
-        "_ARGCOMPLETE": str(words_before),
-        "_ARGCOMPLETE_IFS": "\v",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(out),
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "COMP_TYPE": "9",
-    }
-    command = [sys.executable, "-m", "factorcell"]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return [word.strip() for word in out.read_text(encoding="utf-8").split("\v") if word]
-
-
-def test_shell_completion(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "one").mkdir(parents=True)
-    (tmp_path / "rows.csv").write_text("text\n", encoding="utf-8")
-    assert shell_completions("factorcell ", tmp_path) == list(dict.fromkeys(name.split()[0] for name in COMMANDS))
-    assert shell_completions("factorcell tr", tmp_path) == ["train"]
-    assert shell_completions("factorcell baseline ", tmp_path) == ["ngram", "linear"]
-    assert shell_completions("factorcell train --epo", tmp_path) == ["--epochs"]
-    assert shell_completions("factorcell train x.csv --tokenizer ", tmp_path) == list(OPTION_KINDS["tokenizer"])
-    assert shell_completions("factorcell train x.csv --adapt sc", tmp_path) == ["scale"]
-    assert shell_completions("factorcell baseline linear --tes", tmp_path) == ["--test"]
-    assert shell_completions("factorcell train r", tmp_path) == ["rows.csv", "runs/"]
-    assert shell_completions("factorcell score r", tmp_path) == ["rows.csv", "runs/"]
-    assert shell_completions("factorcell sing ", tmp_path) == []
-    assert shell_completions("python -m factorcell train --epo", tmp_path, 3) == ["--epochs"]
-
-
-def test_shell_completion_imports_no_heavy_modules(tmp_path: Path) -> None:
-    pytest.importorskip("argcomplete")
-    code = (
-        "import argcomplete, os\nargcomplete.autocomplete = lambda parser: None\n"
-        "os.environ |= {'_ARGCOMPLETE': '1', 'COMP_LINE': 'factorcell train --e', 'COMP_POINT': '20'}\n"
-        "from factorcell.commands.cli.main import main\n"
-        "try:\n    main([])\nexcept AssertionError:\n    pass"
-    )
-    assert heavy_modules_after(code) == "argcomplete"
 
 
 def test_commands_are_found_by_their_words() -> None:

@@ -166,10 +166,9 @@ def test_compare_writes_a_table_and_a_page_and_resumes(tables: Path, capsys: pyt
     assert main([*command, "--resume"]) == 0
     assert capsys.readouterr().out == table
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert main([*command, "--resume", "--models", "unadapted", "factorcell", "--seeds", "2", "--no-ngram"]) == 0
+    assert main([*command, "--resume", "--models", "unadapted", "factorcell", "--seeds", "2"]) == 0
     table = capsys.readouterr().out
     assert "±" in table
-    assert "ngram" not in table
     page = (tables / "all" / "report.html").read_text(encoding="utf-8")
     assert "factorcell-seed-1" in page
 

@@ -19,8 +19,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import MAX_RATE, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.completion.replay import read_streams
-from factorcell.completion.texts import MAX_BYTES, check_text
-from factorcell.data.text_folds import same_text
+from factorcell.data.text_folds import MAX_BYTES, check_text, same_text
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from tests.findings import expected_finding

@@ -15,7 +15,7 @@ from factorcell.completion import Learner, User, learn_one
 from factorcell.data.columns.rows import category_names, to_row, to_rows
 from factorcell.evaluation import classify_points, evaluate, log_likelihoods
 from factorcell.evaluation.explaining.embeddings import bias_shift
-from factorcell.evaluation.explaining.likelihood_ratios import explain
+from factorcell.evaluation.explaining.token_evidence import explain
 from factorcell.generation import stream
 from tests.small_runs import make_letters, make_run
 
@@ -202,7 +202,7 @@ def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
     assert np.array_equal(bias_shift(run, row), bias_shift(run, ROW))
     text, other = run.tokenizer.tokens[4], {"city": "Nice"}
     contexts = {"one": row, "two": other}
-    assert explain([run], [text], contexts) == explain([run], [text], {"one": ROW, "two": other})
+    assert explain(run, [text], contexts) == explain(run, [text], {"one": ROW, "two": other})
     letters = make_letters(spread=0.8)
     completer = Completer(letters)
     assert completer.complete("a", None, row) == completer.complete("a", None, ROW)

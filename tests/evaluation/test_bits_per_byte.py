@@ -13,8 +13,7 @@ from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.ngram.ngram import NGram
-from factorcell.ngram.spelling import spelling_model
+from factorcell.ngram.ngram import NGram, spelling_model
 from tests.small_runs import make_letters, make_run
 
 LETTERS = ("abc", "cab", "ba", "caf\u00e9", "👩‍👩‍👧", "", "abcabcabcabcabcabc")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.explaining.likelihood_ratios import explain, strength
+from factorcell.evaluation.explaining.token_evidence import explain, strength
 from factorcell.runs.run import Run
 from tests.small_runs import make_letters, make_run, nats_of
 
@@ -31,7 +31,7 @@ def columns(rows: list[dict[str, Any]], name: str) -> list[list[Any]]:
 
 
 def test_ratios_equal_those_of_single_steps(run: Run) -> None:
-    rows = explain([run], TEXTS, TWO)
+    rows = explain(run, TEXTS, TWO)
     for text, row in zip(TEXTS, rows, strict=True):
         first_nats, second_nats = (nats_of(run, {"text": text, **context}) for context in (OSLO, NICE))
         assert [token["ratio"] for token in row["tokens"]] == pytest.approx(
@@ -46,14 +46,14 @@ def test_ratios_equal_those_of_single_steps(run: Run) -> None:
 
 def test_long_texts_are_not_truncated() -> None:
     texts = ["abcab", "abcac", "abc"]
-    rows, longer = (explain([make_letters(max_tokens=max_tokens)], texts, LETTERS) for max_tokens in (4, 50))
+    rows, longer = (explain(make_letters(max_tokens=max_tokens), texts, LETTERS) for max_tokens in (4, 50))
     assert rows == longer
     assert [token["token"] for token in rows[0]["tokens"]] == ["a", "b", "c", "a", "b", "</s>"]
     assert rows[0]["ratio"] != rows[1]["ratio"]
 
 
 def test_posterior_equals_bayes_rule_over_the_prefix(run: Run) -> None:
-    rows = explain([run], TEXTS, {"five": OSLO, "one": {"city": "Oslo", "stars": "1"}})
+    rows = explain(run, TEXTS, {"five": OSLO, "one": {"city": "Oslo", "stars": "1"}})
     assert max(abs(p["five"] - 0.5) for row in columns(rows, "posterior") for p in row) > 0.01
     for row in rows:
         joint = {"five": 1.0, "one": 1.0}
@@ -69,19 +69,8 @@ def test_posterior_equals_bayes_rule_over_the_prefix(run: Run) -> None:
     assert np.allclose(classification.probabilities, posteriors, atol=1e-5)
 
 
-def test_an_ensemble_averages_its_runs() -> None:
-    first, second = make_letters(seed=1), make_letters(seed=2)
-    texts = ["abc", "cab"]
-    single = [columns(explain([each], texts, LETTERS), "ratio") for each in (first, second)]
-    ensemble = columns(explain([first, second], texts, LETTERS), "ratio")
-    for mean, first_ratios, second_ratios in zip(ensemble, *single, strict=True):
-        assert mean == pytest.approx([(a + b) / 2 for a, b in zip(first_ratios, second_ratios, strict=True)])
-        assert first_ratios != pytest.approx(second_ratios)
-    assert columns(explain([first, first], texts, LETTERS), "ratio")[0] == pytest.approx(single[0][0])
-
-
 def test_unset_columns_have_their_expected_value(run: Run) -> None:
-    (row,) = explain([run], ["the sea"], {"Oslo": {"city": "Oslo"}, "none": {}, "one": {"stars": 1}})
+    (row,) = explain(run, ["the sea"], {"Oslo": {"city": "Oslo"}, "none": {}, "one": {"stars": 1}})
     assert "ratio" not in row
     corpus = run.prepare([{"text": "the sea"}], optional=("city", "stars"))
     assert row["nats"]["none"] == pytest.approx(float(run.nats(corpus).sum()))
@@ -110,10 +99,4 @@ def test_strength_counts_the_levels_that_a_ratio_reaches(ratio: float) -> None:
 )
 def test_invalid_arguments_are_errors(texts: Any, contexts: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        explain([make_letters()], texts, contexts)
-
-
-def test_runs_of_an_ensemble_must_read_texts_in_the_same_way() -> None:
-    for other in (make_letters(lowercase=True), make_letters(texts=("abcd", "ab"))):
-        with pytest.raises(UserError, match="the runs read the texts differently"):
-            explain([make_letters(), other], ["aB"], LETTERS)
+        explain(make_letters(), texts, contexts)

@@ -16,11 +16,11 @@ from factorcell.evaluation.perplexity import (
     QUANTILE_RANGES,
     column_groups,
     evaluate,
+    perplexity_of,
     value_groups,
     value_rows,
 )
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.nn.scoring import Tally
 from factorcell.runs.run import Run
 from tests.small_runs import ROWS, make_run, nats_of
 
@@ -30,11 +30,9 @@ def run(tmp_path: Path) -> Run:
     return make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
 
 
-def test_perplexity_of_a_sum_of_tallies() -> None:
-    total = Tally(2.0, 1) + Tally(1.0, 2)
-    assert total == Tally(3.0, 3)
-    assert total.perplexity == pytest.approx(math.e)
-    assert math.isnan(Tally().perplexity)
+def test_perplexity_of_a_sum_of_nats() -> None:
+    assert perplexity_of(3.0, 3) == pytest.approx(math.e)
+    assert math.isnan(perplexity_of(0.0, 0))
 
 
 def test_perplexity_equals_the_sum_over_single_steps(run: Run) -> None:

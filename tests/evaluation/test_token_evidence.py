@@ -13,16 +13,19 @@ from factorcell.commands.cli.main import main
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
 from factorcell.data.preparation import prepare
-from factorcell.evaluation.explaining.likelihood_ratios import evidence_findings, explain, has_evidence, with_evidence
 from factorcell.evaluation.explaining.token_evidence import (
     MIN_RATIO,
     count_tokens,
+    evidence_findings,
+    explain,
+    has_evidence,
     is_more_frequent,
     most_shifted_tokens,
     read_training_texts,
+    with_evidence,
 )
 from factorcell.io import files
-from factorcell.reports.explain import explanation_page
+from factorcell.reports.explaining import explanation_page
 from factorcell.runs.run import Run
 from tests.findings import expected_finding
 from tests.pages import Page

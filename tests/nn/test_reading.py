@@ -124,4 +124,4 @@ def test_methods_return_what_the_functions_return(run: Run) -> None:
     assert not run.predict(TEXTS, "stars").has_labels
     assert next(run.generate({"stars": "5"})) == next(factorcell.generate(run, {"stars": "5"}))
     contexts = {"good": {"stars": "5"}, "bad": {"stars": "1"}}
-    assert run.explain(FRAME["text"], contexts) == factorcell.explain([run], TEXTS, contexts)
+    assert run.explain(FRAME["text"], contexts) == factorcell.explain(run, TEXTS, contexts)

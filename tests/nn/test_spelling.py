@@ -10,9 +10,7 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.corpus import Corpus
 from factorcell.data.preparation import prepare
-from factorcell.ngram import spelling
-from factorcell.ngram.ngram import NGram
-from factorcell.ngram.spelling import SpellingModel, spelling_model, spelling_nats
+from factorcell.ngram.ngram import CHARACTERS, SPELLING_ORDER, NGram, SpellingModel, spelling_model, spelling_nats
 
 WORDS = ("ab", "abb", "ba", "aab", "bab")
 
@@ -30,7 +28,7 @@ def test_the_probabilities_of_all_other_strings_sum_to_one() -> None:
         strings = ["".join(letters) for letters in itertools.product(alphabet, repeat=length)]
         others = [string for string in strings if string not in WORDS]
         powers = [string.count("\u00e9") for string in others]
-        characters = math.log(spelling.CHARACTERS - 2) * np.array(powers)
+        characters = math.log(CHARACTERS - 2) * np.array(powers)
         totals.append(float(np.exp(-model.nats(others) + characters).sum()) if others else 0.0)
     assert 0.98 < sum(totals) < 1
     assert sum(totals[:5]) < sum(totals)
@@ -40,7 +38,7 @@ def test_spellings_are_texts_of_a_model_of_characters(tmp_path: Path) -> None:
     """The raw probabilities are those of an n-gram model that is fitted on the words with the tokenizer `char`."""
     corpus = read(WORDS)
     config = Config.of(tokenizer="char", min_count=1)
-    ngram = NGram.fit([{"text": word} for word in WORDS], config, tmp_path / "ngram", order=spelling.ORDER)
+    ngram = NGram.fit([{"text": word} for word in WORDS], config, tmp_path / "ngram", order=SPELLING_ORDER)
 
     def nats(word: str) -> float:
         return float(ngram.nats(ngram.prepare([{"text": word}])).sum())
@@ -72,7 +70,7 @@ def test_nats_of_texts_are_sums_over_their_unknown_tokens() -> None:
 def test_a_model_of_characters_spells_unknown_characters(kind: str) -> None:
     train = read(("abab", "ba"), kind)
     first, second = spelling_nats(read(("aéb", "é"), kind, train))
-    assert first == second > math.log(spelling.CHARACTERS - 2)
+    assert first == second > math.log(CHARACTERS - 2)
 
 
 def test_a_vocabulary_without_tokens_has_spellings() -> None:

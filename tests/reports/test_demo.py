@@ -2,7 +2,7 @@
 
 import pytest
 
-from factorcell.reports.demo import degrees, demo_page
+from factorcell.commands.demo import degrees, demo_page
 from tests.pages import Page, requests
 from tests.reports.examples import HOSTILE, demo_results
 

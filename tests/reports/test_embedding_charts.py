@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from factorcell.evaluation.explaining import embeddings
 from factorcell.reports.charts import EXTRA_COLOURS, MUTED, svg
-from factorcell.reports.embeddings import MAX_NAMED_VALUES, embedding_map, embeddings_page
+from factorcell.reports.explaining import MAX_NAMED_VALUES, embedding_map, embeddings_page
 from tests.evaluation.test_embeddings import clouds, groups_of
 from tests.pages import Page, texts_inside
 from tests.reports.examples import HOSTILE, contexts_results

@@ -145,19 +145,12 @@ class VariableEmbeddings(nn.Module):
         self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
 
     def add_texts_and_vectors(self, size: int, initial_std: float) -> None:
-        """Create the embeddings of texts and vectors.
-
-        Subclasses call this separately, because the order in which parameters are created determines their random
-        initial values.
-        """
+        """Create these embeddings separately: the order of parameters determines their random initial values."""
         self.texts = nn.ModuleList(WordBag(variable, size, initial_std) for variable in self.schema.texts)
         self.vectors = nn.ModuleList(VectorMap(variable, size, initial_std) for variable in self.schema.vectors)
 
     def embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """Return the embeddings (B, k) of categories, texts and vectors.
-
-        `override` maps names of variables to embeddings that replace theirs.
-        """
+        """Return the embeddings (B, k) of categories, texts and vectors; `override` has others by name."""
         override, schema = override or {}, self.schema
         variables = (*schema.categories, *schema.texts, *schema.vectors)
         for name in override:
@@ -175,11 +168,7 @@ class VariableEmbeddings(nn.Module):
         ]
 
     def embed_category(self, column: int, value_ids: Tensor, *, may_be_missing: bool = True) -> Tensor:
-        """Return the embeddings (B, k) of the values `value_ids` (B,) of a category.
-
-        A missing value has the frequency-weighted mean of all embeddings. If no value may be missing, the mean of a
-        large table need not be computed.
-        """
+        """Return the embeddings (B, k) of value ids (B,); a missing value has the frequency-weighted mean of all."""
         table: Tensor = self.tables[column]
         if not may_be_missing:
             return table[value_ids]
@@ -200,11 +189,7 @@ class Prefix(VariableEmbeddings):
         self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
 
     def forward(self, context: Context) -> Tensor:
-        """Return the codes (B, P, E).
-
-        A missing category or text has its mean code over the training texts; a missing number or vector is read as its
-        mean.
-        """
+        """Return the codes (B, P, E); the code of a missing value is the mean over the training texts."""
         codes = self.embeddings(context)
         if self.inputs is not None and self.linear is not None:
             codes.append(self.linear(self.inputs(context.numbers).to(self.linear.weight.dtype)))
@@ -247,11 +232,7 @@ class ContextEncoder(VariableEmbeddings):
         self.add_texts_and_vectors(config.variable_size, initial_std)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Compute the context vectors (B, K) of B contexts.
-
-        `override` maps names of variables to embeddings (B, k) that replace theirs. It cannot name numbers, because all
-        numbers share one embedding.
-        """
+        """Compute the context vectors (B, K); `override` has embeddings (B, k) of variables except numbers by name."""
         return self.join(self.variable_embeddings(context, override))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:

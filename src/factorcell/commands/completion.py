@@ -255,10 +255,7 @@ def _check_user_in_context(run: "Run", context: Mapping[str, str]) -> None:
 
 
 def _new_user(run: "Run", context: Mapping[str, str], history: Sequence[str]) -> "User | None":
-    """Return a new user who has entered the texts of `history`.
-
-    Return None if the run does not distinguish users, or if `context` names a user.
-    """
+    """Return a new user with a `history`; None if the run does not distinguish users, or `context` names a user."""
     from factorcell.completion.online import User, distinguishes_users, learn_one, user_variable
 
     user_column = run.config.data.user

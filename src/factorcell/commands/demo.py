@@ -1,9 +1,10 @@
 """The work of the command `demo`: the four models of the TACL paper for place names in the context of coordinates.
 
 They classify names by country; the FactorCell model generates names for places, and gives the probability of each point
-on a map given a name.
+on a map given a name. A page shows the results.
 """
 
+import base64
 import time
 from importlib import resources
 from pathlib import Path
@@ -16,14 +17,17 @@ from numpy.typing import NDArray
 
 from factorcell.config import PAPER_MODELS, options_by_section
 from factorcell.evaluation.bayes_rule import Classification, text_accuracies
-from factorcell.evaluation.classification import classify_points
-from factorcell.evaluation.comparison import ComparedModel, compare_models
+from factorcell.evaluation.classification import classify_points, great_circle_distances
+from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.evaluation.perplexity import evaluate_corpus
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io.findings import LOG
 from factorcell.options.columns import Number
+from factorcell.reports import charts
+from factorcell.reports.maps import best_point, world_map
+from factorcell.reports.page import Chart, Page, make_table
 from factorcell.runs.run import Run
 from factorcell.runs.saved_results import FIGURES
 from factorcell.training.compare import train_models
@@ -50,6 +54,7 @@ MIN_POINT_NAMES = 10  # a map has a grid point only if it is the nearest one to 
 GENERATED_COUNT = 60  # number of names generated for each place
 MAX_SHOWN_COUNT = 6  # maximum number of generated names that are shown for each place
 SHOWN_LENGTHS = range(4, 20)  # lengths in characters of the generated names that are shown
+MAP_SCALE = 1.2  # resolution of maps, in 100 pixels per inch
 
 Array = NDArray[np.float64]
 
@@ -144,13 +149,66 @@ def _compute_maps(run: Run, places: list[Row]) -> list[Row]:
 
 
 def _inhabited_points(latitudes: Array, longitudes: Array, places: list[Row]) -> NDArray[np.bool_]:
-    """Return a mask of a grid, latitudes by longitudes: the points that are the nearest ones to enough training names.
-
-    Names north or south of the grid count for its first or last latitude; the longitudes are cyclic.
-    """
+    """Return a mask of a grid, latitudes by longitudes, of the points that are the nearest to enough training names."""
     place_latitudes, place_longitudes = (np.array([row[key] for row in places]) for key in ("lat", "lon"))
     lat_indices = np.round((place_latitudes - latitudes[0]) / GRID_STEP).astype(int).clip(0, len(latitudes) - 1)
     lon_indices = np.round((place_longitudes - longitudes[0]) / GRID_STEP).astype(int) % len(longitudes)
     name_counts = np.zeros((len(latitudes), len(longitudes)), dtype=np.int64)
     np.add.at(name_counts, (lat_indices, lon_indices), 1)
     return name_counts >= MIN_POINT_NAMES
+
+
+def degrees(lat: float, lon: float) -> str:
+    """Return a latitude and a longitude in whole degrees as text, such as 36° N 138° E."""
+    north_or_south = "S" if round(lat) < 0 else "N"
+    east_or_west = "W" if round(lon) < 0 else "E"
+    return f"{abs(round(lat))}° {north_or_south} {abs(round(lon))}° {east_or_west}"
+
+
+def demo_page(results: Row) -> str:
+    """Return the page of `factorcell demo` from the results of `train_and_evaluate`."""
+    page = Page("Place names of the world", figures=_key_figures(results["models"]))
+    page.lead = f"Models that read {results['texts']:,} place names with their coordinates, and no map."
+    page.add_findings(results["cautions"])
+    has_curve = charts.has_curve(results["curves"])
+    curves = Chart(charts.learning_curves(results["curves"]), "Perplexity on held-out names") if has_curve else None
+    confusion = charts.confusion_matrix(results["confusion"]["labels"], results["confusion"]["counts"])
+    caption = "Rows: true countries. Columns: predicted countries, in % of the row."
+    page.add("Four ways to use the context", [curves, Chart(confusion, "Classification by country", caption)])
+    countries = [{**row, "names": row["count"]} for row in results["countries"]]
+    country_formats = {"country": "", "accuracy": ".1%", "names": ","}
+    page.add("Models", tables=[make_table(*results["models"].table())])
+    page.add("Countries", tables=[make_table(countries, country_formats)])
+    page.remarks += [
+        f"training and evaluation took {results['minutes']:.1f} minutes",
+        "maps show the posterior probability of each point given the name, with a uniform prior over all inhabited "
+        "points of a grid; each map has its own scale of brightness",
+        "a name is assigned to the country at whose centre it is most probable (Bayes' rule with a uniform prior); no "
+        "classifier was trained",
+        *results["models"].notes(),
+    ]
+    places = [
+        {"name": row["place"], "coordinates": degrees(row["lat"], row["lon"]), "samples": row["samples"]}
+        for row in results["names"]
+    ]
+    return page.render("demo.html", maps=list(map(_map, results["maps"])), places=places)
+
+
+def _key_figures(models: Comparison) -> list[tuple[str, str]]:
+    first, *_, last = models
+    figures = [(f"{row['perplexity']:.2f}", f"perplexity, {row['model']}") for row in (last, first)]
+    if last.get("accuracy") is not None:
+        figures.append((f"{last['accuracy']:.1%}", "of held-out names assigned to their country"))
+        figures.append((f"{last['majority']:.1%}", "accuracy of the majority class"))
+    return figures
+
+
+def _map(entry: Row) -> Row:
+    best = best_point(entry)
+    [[distance]] = great_circle_distances(np.array([best]), np.array([entry["true"]])).tolist()
+    image = charts.png(world_map(entry, entry["text"], entry["true"]), MAP_SCALE)
+    return {
+        "name": entry["text"],
+        "caption": f"most probable near {degrees(*best)}, {distance:,.0f} km from the true place",
+        "png": base64.b64encode(image).decode(),
+    }

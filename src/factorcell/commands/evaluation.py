@@ -194,10 +194,7 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
 
 
 def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
-    """Print the accuracies of a classification of labelled texts, of other classifiers and of the majority class.
-
-    With `verbose`, also print the metrics of each value and their means.
-    """
+    """Print the accuracies of a classification and of other classifiers; if `verbose`, the metrics of each value."""
     from factorcell.data.columns.values import natural_order
 
     rows = [{"classifier": result.name, "accuracy": terminal.format_interval(metrics, "accuracy")}]

@@ -36,10 +36,6 @@ def add_explain_arguments(parser: Parser) -> None:
     help_text = "two or more contexts: rating=5 rating=1; join several columns with ';': 'rating=5; city=Oslo'"
     parser.add("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
     parser.add("--context")
-    help_text = "further runs whose log-likelihoods are averaged with those of RUN"
-    parser.add("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
-    help_text = "other runs whose ratios are shown separately, for comparison"
-    parser.add("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=help_text)
     parser.add("--no-ngram-mixture")
     _add_train(parser)
     parser.add("--page", type=OUTPUT_FILE, metavar="HTML", help="write an HTML page")
@@ -49,21 +45,18 @@ def add_explain_arguments(parser: Parser) -> None:
 
 def run_explain(arguments: argparse.Namespace) -> None:
     from factorcell.evaluation.diagnostics import differing_columns, run_findings
-    from factorcell.evaluation.explaining.likelihood_ratios import evidence_findings, explain
+    from factorcell.evaluation.explaining.token_evidence import evidence_findings, explain
     from factorcell.io import files
     from factorcell.io.findings import ranked
     from factorcell.runs.run import training_table
 
-    run, *others = (options.open_run(arguments, folder) for folder in (arguments.run, *arguments.ensemble))
+    run = options.open_run(arguments)
     shared = options.parse_context(run, arguments.context)
     contexts = contexts_between(run, arguments.between, shared)
-    compared_runs = [options.open_run(arguments, folder) for folder in arguments.compare_with]
     specified = {name for context in contexts.values() for name in context}
     texts, text_contexts = _read_texts(arguments, run, specified)
     for context in contexts.values():
         run.read([""], [context], unknown=arguments.unknown)  # raises the error of a value that is not valid
-    model_name = f"{arguments.run.name} and {len(others)} more" if others else arguments.run.name
-    models = [(model_name, [run, *others]), *((other.folder.name, [other]) for other in compared_runs)]
     settings: dict[str, Any] = {
         # The typed values were checked above; a table is read as `score` reads it.
         "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
@@ -73,18 +66,13 @@ def run_explain(arguments: argparse.Namespace) -> None:
     if settings["train"] is None:
         text = f"no counts of words: {run.folder} records no existing training table; add --train TABLE"
         report(Finding("no evidence", text))
-    rows_of_models = [
-        [{**({"model": name} if compared_runs else {}), **row} for row in explain(runs, texts, contexts, **settings)]
-        for name, runs in models
-    ]
-    rows = list(itertools.chain.from_iterable(zip(*rows_of_models, strict=True)))
+    rows = explain(run, texts, contexts, **settings)
     if arguments.page:
-        from factorcell.reports.explain import explanation_page
+        from factorcell.reports.explaining import explanation_page
 
         columns = differing_columns([*contexts.values()])
-        findings = [finding for _, runs in models for member in runs for finding in run_findings(member, columns)]
-        cautions = [finding.text for finding in ranked([*findings, *evidence_findings(rows)])]
-        files.write(arguments.page, explanation_page(model_name, rows, cautions))
+        cautions = [finding.text for finding in ranked([*run_findings(run, columns), *evidence_findings(rows)])]
+        files.write(arguments.page, explanation_page(arguments.run.name, rows, cautions))
         terminal.notify(f"report: {arguments.page}")
     if arguments.json:
         terminal.show_json(rows)
@@ -94,7 +82,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
 
 def contexts_between(run: "Run | None", texts: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the contexts that the texts of --between specify, by name."""
-    from factorcell.evaluation.explaining.likelihood_ratios import context_text
+    from factorcell.evaluation.explaining.token_evidence import context_text
 
     contexts = {}
     for text in texts:
@@ -116,7 +104,7 @@ def _read_texts(arguments: argparse.Namespace, run: "Run", specified: Collection
     A table has the values of the context columns of the run that are not `specified` on the command line.
     """
     from factorcell.data.tables.tables import FORMATS
-    from factorcell.evaluation.explaining.likelihood_ratios import read_texts
+    from factorcell.evaluation.explaining.token_evidence import read_texts
 
     if (arguments.file is None) == (not arguments.text):
         raise UserError("specify either FILE (one text per line, or a table) or --text")
@@ -138,8 +126,7 @@ def _read_texts(arguments: argparse.Namespace, run: "Run", specified: Collection
 
 def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
     """Print the tokens of each text: for two contexts with marks for their ratios, for more contexts as a table."""
-    from factorcell.evaluation.explaining.likelihood_ratios import STRENGTHS
-    from factorcell.reports.wording import readable_token
+    from factorcell.evaluation.explaining.token_evidence import STRENGTHS, readable_token
 
     if len(names) == 2:
         first, second = mark_token(names[0], STRONG_RATIO), mark_token(names[1], -STRONG_RATIO)
@@ -149,7 +136,7 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
         levels = f"weak marks from {weak} nats, clear from {clear}, strong from {strong}"
         terminal.show(f"{levels}; tokens without a mark are counted too", EQUAL_PRIORS)
     for row in rows:
-        terminal.show("", *([row["model"]] if "model" in row else []))
+        terminal.show("")
         tokens = [(readable_token(token["token"]), token) for token in row["tokens"]]
         if len(names) == 2:
             _show_marked_tokens(row, tokens, names[0])
@@ -165,8 +152,7 @@ def _show_explanation(rows: Sequence[Row], names: Sequence[str]) -> None:
 
 def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_context: str) -> None:
     """Print the tokens of a text with marks for their ratios, and the probability of the first of two contexts."""
-    from factorcell.evaluation.explaining.likelihood_ratios import has_evidence, with_evidence
-    from factorcell.reports.wording import token_separator
+    from factorcell.evaluation.explaining.token_evidence import has_evidence, token_separator, with_evidence
 
     marked_tokens = [mark_token(text, token["ratio"] * has_evidence(token)) for text, token in tokens]
     terminal.show(terminal.join(token_separator(row["tokenizer"]), marked_tokens))
@@ -180,7 +166,7 @@ def _show_marked_tokens(row: Row, tokens: Sequence[tuple[str, Row]], first_conte
 
 def mark_token(text: str, ratio: float) -> str:
     """Return a token with marks for the strength and the sign of its log-likelihood ratio."""
-    from factorcell.evaluation.explaining.likelihood_ratios import strength
+    from factorcell.evaluation.explaining.token_evidence import strength
 
     signed_strength = strength(ratio)
     if not signed_strength:
@@ -256,7 +242,7 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     report(*findings)
     results["cautions"] = [finding.text for finding in findings]
     if arguments.page:
-        from factorcell.reports.embeddings import embeddings_page
+        from factorcell.reports.explaining import embeddings_page
 
         files.write(arguments.page, embeddings_page(run.folder.name, results))
         terminal.notify(f"report: {arguments.page}")
@@ -287,8 +273,7 @@ def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namesp
 
 def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
     """Return for each pair the tokens that the softmax bias of the first context raises or lowers most."""
-    from factorcell.evaluation.explaining.likelihood_ratios import context_text
-    from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, read_training_texts
+    from factorcell.evaluation.explaining.token_evidence import context_text, most_shifted_tokens, read_training_texts
 
     settings = options.selected(arguments, "count", "frequent", "unknown")
     settings["train"] = read_training_texts(run, arguments.train)
@@ -331,7 +316,7 @@ def _show_neighbours(results: Row) -> None:
 
 def _show_words(rows: Sequence[Row]) -> None:
     """Print the tokens that a context raises, then those that it lowers, with their counts if known."""
-    from factorcell.reports.wording import visible_token
+    from factorcell.evaluation.explaining.token_evidence import visible_token
 
     if not rows:
         terminal.show("the context changes no token that has evidence in the training texts")

@@ -166,7 +166,7 @@ def add_users_export_arguments(parser: Parser) -> None:
 
 
 def run_users_export(arguments: argparse.Namespace) -> None:
-    from factorcell.service import exports
+    from factorcell.service import messages
     from factorcell.service.stores.store import all_users
 
     damaged_users: list[str] = []
@@ -175,7 +175,7 @@ def run_users_export(arguments: argparse.Namespace) -> None:
             with _damage_reported(user, damaged_users):
                 record = _read_record(store, user) if arguments.users else store.read(user)
                 if record is not None:  # another process may have deleted the user after `all_users`
-                    terminal.show_json([exports.export_record(record)])
+                    terminal.show_json([messages.export_record(record)])
     _raise_if_damaged(damaged_users)
 
 
@@ -185,7 +185,7 @@ def add_users_import_arguments(parser: Parser) -> None:
 
 
 def run_users_import(arguments: argparse.Namespace) -> None:
-    from factorcell.service import exports
+    from factorcell.service import messages
     from factorcell.service.privacy import Privacy
 
     # Not `splitlines`, because texts may contain other line separators.
@@ -196,7 +196,7 @@ def run_users_import(arguments: argparse.Namespace) -> None:
     with _opened_store(arguments, create=True) as store:
         for line_number, user_json in lines:
             try:
-                record, omissions = exports.import_record(json.loads(user_json), Privacy(), _now())
+                record, omissions = messages.import_record(json.loads(user_json), Privacy(), _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
                 is_new = store.write(record, expected_version=None)
             except (ValueError, RecursionError) as error:
@@ -223,7 +223,7 @@ def add_users_forget_arguments(parser: Parser) -> None:
 
 
 def run_users_forget(arguments: argparse.Namespace) -> None:
-    from factorcell.completion.texts import check_text
+    from factorcell.data.text_folds import check_text
     from factorcell.service.record import checked_id
     from factorcell.service.stores.store import update
 
@@ -336,11 +336,7 @@ def _raise_if_damaged(damaged_users: list[str]) -> None:
 
 
 def _default_store_url() -> str:
-    """Return the URL of the only default store of `serve` in the current folder or in one of its subfolders.
-
-    Raises:
-        UserError: There is no such store, or there are several.
-    """
+    """Return the URL of the only default store of `serve` in this folder or a subfolder, or raise a `UserError`."""
     pattern = f"*{DEFAULT_STORE_SUFFIX}"
     paths = sorted(Path().glob(pattern)) + sorted(Path().glob(f"*/{pattern}"))
     remedy = f"specify --store URL or set {STORE_VARIABLE}"

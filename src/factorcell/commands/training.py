@@ -40,8 +40,6 @@ def add_compare_arguments(parser: Parser) -> None:
     parser.add("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")
     help_text = "number of trainings of each model, with consecutive seeds from --seed on, to measure their variation"
     parser.add("--seeds", default=1, help=help_text)
-    help_text = "do not train an n-gram model on the same tokens as a baseline"
-    parser.add("--no-ngram", action="store_true", rare=True, help=help_text)
     parser.add("--resume")
     options.add_config_options(parser)
 
@@ -54,7 +52,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
     options.prepare_training(arguments)
     names = ("out", "dev", "test", "models", "target", "seeds", "minutes", "preset", "resume")
     settings = options.selected(arguments, *names) | options.option_values(arguments)
-    comparison = compare(arguments.train, ngram=not arguments.no_ngram, **settings)
+    comparison = compare(arguments.train, **settings)
     terminal.show(*str(comparison).splitlines())
     page_path = arguments.out / "report.html"
     files.write(page_path, report_page([arguments.out]))
@@ -166,9 +164,8 @@ def add_demo_arguments(parser: Parser) -> None:
 
 
 def run_demo(arguments: argparse.Namespace) -> None:
-    from factorcell.commands.demo import train_and_evaluate
+    from factorcell.commands.demo import demo_page, train_and_evaluate
     from factorcell.io import files
-    from factorcell.reports.demo import demo_page
 
     results = train_and_evaluate(arguments.out, epochs=arguments.epochs)
     terminal.show("", *str(results["models"]).splitlines(), "")

@@ -115,11 +115,7 @@ class BlendWeights:
 
     @classmethod
     def load(cls, folder: str | Path) -> "BlendWeights":
-        """Read the weights that `train` or `tune-online` stored in a run folder, or return the default weights.
-
-        Raises:
-            UserError: The file in the run folder is not valid.
-        """
+        """Read the weights in a run folder, or return the default weights; raise a `UserError` for an invalid file."""
         path, settings = Path(folder) / SETTINGS, read_settings(folder)
         if settings is None:
             return DEFAULT_WEIGHTS
@@ -194,10 +190,7 @@ class BlendWeights:
         return replace(weights, threshold=weights.fit_threshold(examples))
 
     def fit_threshold(self, examples: Sequence[Example]) -> float:
-        """Return the lowest threshold with which few lists begin with an invented text that the user does not enter.
-
-        A lower threshold is returned if this one would lower the mean reciprocal rank too much.
-        """
+        """Return the lowest threshold with few wrong invented texts at the top that costs little reciprocal rank."""
         # For each example, the evidence for the ranked texts, and the place of the entered one
         lists = list[tuple[list[float], int | None]]()
         for candidates, text in examples:
@@ -365,10 +358,7 @@ def compute_features(
 
 
 def new_suggester(run: Run, *, is_allowed: TextFilter | None = None, **options: Any) -> Completer:
-    """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer.
-
-    The options are those of `Completer`. No source suggests a text for which `is_allowed` returns False.
-    """
+    """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer."""
     if distinguishes_users(run) and (run.folder / POPULARITY).exists():
         popularity = Popularity.from_run(run, public_filter(is_allowed))
         return Blend(run, popularity, is_allowed=is_allowed, **options)

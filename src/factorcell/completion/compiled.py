@@ -22,15 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factorcell.completion.search import (
-    GROWTH,
-    Completion,
-    PlainEngine,
-    PrefixState,
-    SearchRequest,
-    SearchResult,
-    Stop,
-)
+from factorcell.completion.search import GROWTH, Completion, PlainEngine, PrefixState, SearchRequest, SearchResult, Stop
 from factorcell.data.columns.context import Context
 from factorcell.ngram.mixture import Predictor
 from factorcell.nn.devices import FLOAT32
@@ -169,10 +161,7 @@ class CompiledEngine:
 
 
 def new_engine(model: Predictor, products: str) -> CompiledEngine | PlainEngine:
-    """Return the compiled search of `model`, or the search in PyTorch if the model cannot be packed.
-
-    `products` is the numeric type of products; a processor without instructions for `bfloat16` uses `float32`.
-    """
+    """Return the compiled search of `model`, with `products` of this type, or else the search in PyTorch."""
     if not isinstance(model, LanguageModel):
         return PlainEngine(model)
     packed = PackedModel.from_model(model, products if library.has_bfloat16() else FLOAT32)

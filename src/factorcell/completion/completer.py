@@ -25,10 +25,9 @@ from factorcell.completion.online import User, user_variable
 from factorcell.completion.pieces import PieceEngine
 from factorcell.completion.popularity import MIN_PROPOSALS, Suggestion, with_earlier_texts
 from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, Stop
-from factorcell.completion.texts import check_text, clean_prefix
 from factorcell.completion.typos import find_corrections, max_typos_for
 from factorcell.data.private_content import is_public
-from factorcell.data.text_folds import same_text
+from factorcell.data.text_folds import check_text, clean_prefix, same_text
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
@@ -179,7 +178,7 @@ class Completer:
             text: The whole text typed now.
 
         Raises:
-            UserError: `text` is not Unicode text, or longer than `texts.MAX_BYTES` bytes.
+            UserError: `text` is not Unicode text, or longer than `text_folds.MAX_BYTES` bytes.
         """
         tokens = self._split(text)
         certain_tokens = tokens if self.pieces is None else self.pieces.certain_tokens("".join(tokens))

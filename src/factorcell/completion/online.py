@@ -26,10 +26,10 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell.completion.popularity import History, with_earlier_texts
-from factorcell.completion.texts import MAX_SHOWN, clean_text
 from factorcell.data.columns.rows import Row, to_rows
 from factorcell.data.columns.schema import Variable
 from factorcell.data.private_content import find_private_content
+from factorcell.data.text_folds import MAX_SHOWN, clean_text
 from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import files
 from factorcell.ngram.mixture import Predictor
@@ -349,11 +349,7 @@ def distinguishes_users(run: Run) -> bool:
 
 
 def user_variable(run: Run) -> Variable:
-    """Return the context variable whose values are the users.
-
-    Raises:
-        UserError: The run has no user column, or its model is not adapted to users.
-    """
+    """Return the context variable of users; raise a `UserError` if the run has none or is not adapted to it."""
     name = run.config.data.user
     if not name:
         raise UserError(f"{run.folder}: the run does not distinguish users; train it with --user COLUMN")

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
 from factorcell.completion.typos import Distances, Floats, Ints, TypoCounts, max_typos_for
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.text_folds import same_prefix, same_text
+from factorcell.data.text_folds import MAX_BYTES, byte_length, clean_text, same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.options import limits
 from factorcell.runs.run import Run
@@ -31,31 +30,21 @@ MIN_PROPOSALS = 10  # minimum number of texts that each source of a blend propos
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A suggested text.
+    """A suggested text."""
 
-    Attributes:
-        text: The whole text, including the prefix.
-        log_probability: The log probability of the text given the prefix, according to `source`.
-        source: The sources that propose the text, such as `model` or `model+history`.
-        typos: Number of typing errors in the prefix if the user intends this text; 0 if it begins with the prefix.
-        parts: Source of a blend -> the number that it adds to the score of the text; empty without a blend.
-    """
-
-    text: str
-    log_probability: float
-    source: str
+    text: str  # the whole text, including the prefix
+    log_probability: float  # the log probability of the text given the prefix, according to `source`
+    source: str  # the sources that propose the text, such as `model` or `model+history`
+    # number of typing errors in the prefix if the user intends this text; 0 if it begins with the prefix
     typos: int = 0
+    # source of a blend -> the number that it adds to the score of the text; empty without a blend
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class TextLookup:
-    """Completion from texts with shares that sum to at most 1; texts with larger shares come first.
+    """Completion by `source` from texts with shares that sum to at most 1; texts with larger shares come first.
 
     The texts are sorted alphabetically, so the texts that begin with a prefix are neighbours.
-
-    Args:
-        source: The source of the suggestions.
-        shares: The share of each text, by text.
     """
 
     def __init__(self, source: str, shares: Mapping[str, float]) -> None:
@@ -67,18 +56,9 @@ class TextLookup:
         self.ranks[np.argsort(-values, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
 
     def complete(self, prefix: str, k: int = 10, typos: int = 0) -> list[Suggestion]:
-        """Return the best `k` texts: those that begin with `prefix`, then those that begin with a correction of it.
+        """Return the best `k` texts that are longer than `prefix` and begin with it, or with a correction of it.
 
-        Texts are longer than the prefix. Texts with typing errors are ordered by the logarithm of their share minus the
-        cost of the errors. Equally good texts are in alphabetical order.
-
-        Args:
-            prefix: The typed text.
-            k: Maximum number of suggestions.
-            typos: Maximum number of typing errors to forgive (0, 1 or 2).
-
-        Raises:
-            UserError: The number of typos is out of range.
+        Texts with typing errors come last, ordered by the logarithm of their share minus the cost of the errors.
         """
         prefix, [typos] = same_prefix(prefix), limits.check(typos=typos)
         begin = bisect_left(self.texts, prefix)

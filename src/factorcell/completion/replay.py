@@ -22,13 +22,12 @@ from factorcell.completion.blend import Blend, rank_of
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users, user_variable
 from factorcell.completion.popularity import History, Popularity, Suggestion
-from factorcell.completion.texts import check_text
 from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config
 from factorcell.data.columns.values import category_name, is_missing, short_repr, to_seconds
 from factorcell.data.counts import POPULARITY
 from factorcell.data.private_content import is_public
 from factorcell.data.tables.tables import open_table
-from factorcell.data.text_folds import same_text
+from factorcell.data.text_folds import check_text, same_text
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.data.tokenizers.tokenizer import GRAPHEME
 from factorcell.errors import UserError, check_choice
@@ -61,10 +60,7 @@ class Stream:
 
 
 def draw_prefix(user: str, text: str, position: int, every: int = 1) -> str | None:
-    """Draw a prefix of the text at `position` of a stream.
-
-    Return None if the text is too short, or not among the texts, about one in `every`, that the hash selects.
-    """
+    """Draw a prefix of a text; None if it is too short, or not among the texts, one in `every`, that a hash selects."""
     graphemes = GRAPHEME.findall(text)
     choice_count = len(graphemes) - MIN_REMAINING - MIN_TYPED + 1
     digest = hashlib.sha256(json.dumps([SEED, user, text, position]).encode()).digest()
@@ -84,16 +80,12 @@ def read_streams(
     max_rows_per_user: int | None = None,
     every: int = 1,
 ) -> list[Stream]:
-    """Read a table and return one stream for each user, sorted by user.
+    """Read a table and return one stream for each user, sorted by user; raise a `UserError` if a value cannot be read.
 
     Texts are normalized as in a run with `config`, and converted to canonical form.
-
     The first `max_rows_per_user` rows of each user are used, in the order of `time_column` (numbers, dates or times) or
     of the table. About one in `every` texts gets a prefix. If the table lacks the column of earlier texts
     (`HISTORY_COLUMN`), which may be one of the `context_columns`, it is computed from the texts of the user.
-
-    Raises:
-        UserError: A column is missing or a value cannot be read.
     """
     max_rows_per_user, every = limits.check(rows_per_user=max_rows_per_user, every=every)
     data, tokenizer, table = config.data, new_tokenizer(config), open_table(source)
@@ -144,9 +136,6 @@ def open_systems(
     The systems are `plain` (the run without online learning, for the unknown user), `mpc` (most popular completion),
     `history` (the earlier texts of the user), `online` (the run with online learning) and `blend`. A run that does not
     distinguish users does not read `user_column`. `seconds` limits the time of each search.
-
-    Raises:
-        UserError: A name is unknown, or the run lacks popular texts or does not distinguish users.
     """
     options: dict[str, Any] = {"unknown": unknown, "seconds": seconds}
     completer, columns = Completer(run, **options), context_columns(run, user_column)

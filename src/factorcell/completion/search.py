@@ -75,10 +75,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A request for the best completions of a prefix.
-
-    The search returns only the most probable completion with each text.
-    """
+    """A request for the best completions of a prefix, of each text the most probable one."""
 
     prefix_state: Any  # the search state of the prefix, from the engine that answers the request
     k: int  # maximum number of completions
@@ -111,10 +108,7 @@ class PrefixState:
     states: tuple[Any, ...]
 
     def read(self, ids: Sequence[int], read_tokens: Callable[..., Iterable[Any]]) -> "PrefixState":
-        """Return the state for the prefix `ids`; reuse the states of the tokens that both prefixes share.
-
-        `read_tokens` returns the states after the given tokens, from the conditioning and the state before them.
-        """
+        """Return the state for the prefix `ids`; `read_tokens` returns the states after tokens that are new."""
         pairs = zip(self.ids, ids, strict=False)
         common_length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         states = self.states[: common_length + 1]
@@ -146,10 +140,7 @@ class PlainEngine:
             yield Step(state, log_probs)
 
     def search(self, request: SearchRequest) -> SearchResult:
-        """Return the most probable completions of a request.
-
-        A result is exact unless `is_cut` is true, in which case it has the best completions that the search found.
-        """
+        """Return the best completions that the search finds: the most probable ones unless `is_cut` is true."""
         frontier = self._begin(request)
         while frontier.scores.size:
             count = frontier.expanded_count

@@ -39,10 +39,7 @@ MAX_EXPANDED = 2000  # hypotheses of a search for the candidates to which weight
 
 
 def progressive_sums(learner: Learner, streams: Sequence[Stream]) -> Floats:
-    """Return the nats and the targets of the texts of each stream (U, 2); each text is scored before it is learned.
-
-    The texts that have the same position in up to `BATCH_SIZE` streams are learned at once.
-    """
+    """Return the nats and targets of each stream (U, 2), whose texts are scored before they are learned."""
     text_column, columns = learner.run.config.data.text, learner.columns
     users, sums = [learner.new()] * len(streams), np.zeros((len(streams), 2))
     longest = max((len(stream.rows) for stream in streams), default=0)
@@ -76,11 +73,8 @@ def fit_rule(
     """Choose the learning rule with the lowest progressive perplexity, among the rates of `RATES`.
 
     The first rule stays unless another one lowers the perplexity by more than `MIN_CHANGE`. After `deadline`, a value
-    of `time.monotonic()`, no further rule is tried.
-
-    Returns:
-        The rule, and a row (`optimizer`, `rate`, `perplexity`) for each rule that was tried. The first row is for users
-        who are not learned; all others have the relative `change` of the perplexity from it.
+    of `time.monotonic()`, no further rule is tried. Also return a row (`optimizer`, `rate`, `perplexity`) for each rule
+    that was tried, first for users who are not learned; the others have the relative `change` of the perplexity.
     """
 
     def perplexity(rule: LearningRule) -> float:
@@ -124,14 +118,11 @@ def candidate_lists(blend: Blend, learner: Learner, streams: Sequence[Stream]) -
 def fit_settings(
     run: Run, streams: Sequence[Stream], max_texts: int, seconds: float = math.inf
 ) -> tuple[LearningRule, BlendWeights, Row] | None:
-    """Fit the learning rule (`fit_rule`) and the weights of the blend.
+    """Fit the learning rule (`fit_rule`) and the weights of the blend to about `max_texts` texts, in about `seconds`.
 
-    Values of the context that training never saw are read as rare values. About `max_texts` texts are used. After
-    `seconds`, neither a further rule is tried nor the texts of further users are used.
-
-    Returns:
-        The rule, the weights, and a row for training.json: `learning_rule`, the relative `perplexity_change` by
-        learning users, and the figures of `compare_with_model`. None if no text can be completed.
+    Values of the context that training never saw are read as rare values. Return the rule, the weights, and a row for
+    training.json: `learning_rule`, the relative `perplexity_change` by learning users, and the figures of
+    `compare_with_model`; or None if no text can be completed.
     """
     part, start = _first_texts(streams, max_texts), time.monotonic()
     if all(prefix is None for stream in part for prefix in stream.prefixes):
@@ -146,10 +137,7 @@ def fit_settings(
 def fit_blend(
     blend: Blend, learner: Learner, streams: Sequence[Stream], deadline: float = math.inf
 ) -> tuple[BlendWeights, Row]:
-    """Fit the weights of a blend; return them and the figures of `compare_with_model`.
-
-    After `deadline`, a value of `time.monotonic()`, the texts of no further users are used.
-    """
+    """Fit the weights of a blend, to no further users after `deadline`; also return `compare_with_model`."""
     examples = list[list[Example]]()
     for examples_of_user in candidate_lists(blend, learner, streams):
         examples.append(examples_of_user)

@@ -30,19 +30,12 @@ HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts and their contexts as tensors.
+    """Texts and their contexts as tensors."""
 
-    Attributes:
-        tokens: The token ids of each text (B, T + 1), from the start token on, padded with end tokens.
-        lengths: The number of targets of each text (B,).
-        context: The contexts of the texts.
-        rows: The index of each text in its corpus (B,).
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    context: Context
-    rows: Tensor
+    tokens: Tensor  # the token ids of each text (B, T + 1), from the start token on, padded with end tokens
+    lengths: Tensor  # the number of targets of each text (B,)
+    context: Context  # the contexts of the texts
+    rows: Tensor  # the index of each text in its corpus (B,)
 
     def mask(self) -> Tensor:
         """Return a mask (B, T) that is true at targets and false at padding."""
@@ -267,10 +260,7 @@ class Corpus:
 def _split_batches(
     rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int, max_texts: int | None = None
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield consecutive parts of `rows`, which are sorted by length, as batches of at most `batch_tokens` tokens.
-
-    The tokens of a batch include its padding. A text of more tokens is a batch of its own.
-    """
+    """Yield parts of `rows`, sorted by length, as padded batches of at most `batch_tokens` tokens, or one text."""
     sorted_lengths = np.maximum(lengths[rows], 1)
     begin = 0
     while begin < len(rows):
@@ -301,10 +291,7 @@ def target_ids(corpus: Corpus) -> NDArray[np.int64]:
 
 
 def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
-    """Return how often each token of the vocabulary is a target (V,).
-
-    Counts below `min_count` are replaced by `min_count`, except the count of the start token, which is 0.
-    """
+    """Return how often each token is a target (V,), at least `min_count`; the count of the start token is 0."""
     counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
     for begin in range(0, len(corpus.tokens), BLOCK_TOKENS):
         counts += np.bincount(corpus.tokens[begin : begin + BLOCK_TOKENS], minlength=len(counts))
@@ -327,10 +314,7 @@ def is_empty_text(corpus: Corpus) -> NDArray[np.bool_]:
 
 
 def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
-    """Return the 64-bit hashes of n-grams that are extended by one token each; the hash of an empty n-gram is 0.
-
-    Shifted by `shift` bits, the upper bits of a product are mixed into its lower ones.
-    """
+    """Return the 64-bit hashes of n-grams that are extended by one token; the hash of an empty n-gram is 0."""
     products = (hashes ^ tokens) * HASH_MULTIPLIER
     return products ^ (products >> np.uint64(shift))
 

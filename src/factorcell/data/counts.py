@@ -33,17 +33,11 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
 
 @dataclass(frozen=True)
 class TextCounts:
-    """Counts of popular texts.
+    """Counts of popular texts."""
 
-    Attributes:
-        counts: How often each text occurs, by its canonical form; the empty text is omitted.
-        total: The number of all texts, popular or not.
-        min_users: The minimum number of users who wrote a text of `counts`; 0 if users were not distinguished.
-    """
-
-    counts: Mapping[str, int]
-    total: int
-    min_users: int = 0
+    counts: Mapping[str, int]  # how often each text occurs, by its canonical form; the empty text is omitted
+    total: int  # the number of all texts, popular or not
+    min_users: int = 0  # the minimum number of users who wrote a text of `counts`; 0 if users were not distinguished
 
     @classmethod
     def of(
@@ -119,10 +113,7 @@ class TextCounts:
 
 
 def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
-    """Return how many users wrote each of `text_count` distinct texts (text_count,).
-
-    `text_indices` are the indices of the texts of all rows, and `users` the users; 0 is a missing user, not counted.
-    """
+    """Return how many users wrote each text, from the texts and users of all rows; 0 is a missing user."""
     has_user = users > 0
     # A pair is one number: the text in the upper 32 bits, the user in the lower 32 bits.
     pairs = np.unique((text_indices[has_user].astype(np.int64) << 32) | users[has_user])

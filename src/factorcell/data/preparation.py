@@ -99,10 +99,7 @@ class TokenizedTexts:
     def _replace(
         self, ids: NDArray[np.uint32], id_counts: NDArray[np.int64], final_ids: Ragged
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the final ids of the texts of a chunk, and the number of final ids of each text.
-
-        `id_counts` are the numbers of provisional ids, and `final_ids` the final ids of each provisional id.
-        """
+        """Return the final ids of a chunk, and their number for each text, from those of each provisional id."""
         pieces = final_ids.select(ids)
         sizes = np.diff(pieces.offsets[np.append(0, np.cumsum(id_counts))])
         max_size = sys.maxsize if self.max_tokens is None else 1 + self.max_tokens  # with the start token

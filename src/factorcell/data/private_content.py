@@ -189,10 +189,7 @@ def _is_mixed(word: str) -> bool:
 
 
 def _is_random(match: Match) -> bool:
-    """Return whether letters and digits alternate as in random words, such as API keys, and not as in identifiers.
-
-    A UUID alone is not a secret: most of them are identifiers.
-    """
+    """Return whether letters and digits alternate as in random words, unlike in identifiers and UUIDs."""
     word = PATTERNS["uuid"].sub("", match[0])
     if len(word) < MIN_KEY_LENGTH:
         return False

@@ -4,6 +4,7 @@
     screening("４１１１–１１１１")                 # "4111-1111"
     screening("L’Idiot", ignore_case=True)     # "l'idiot"
 
+`clean_text` and `clean_prefix` check texts that users type: Unicode text of at most `MAX_BYTES` bytes, maybe empty.
 `same_text` decides which texts are the same when they are stored, learned, counted, suggested or forgotten. Its result
 looks like the text. `screening` also equates characters that look alike; it serves only to search for private content
 and for blocked phrases. `lower_case` is the lower case of tokenizers. All folds are idempotent.
@@ -11,11 +12,15 @@ and for blocked phrases. `lower_case` is the lower case of tokenizers. All folds
 
 import unicodedata
 from functools import lru_cache
+from typing import Any
 
 import regex
 
+from factorcell.errors import UserError
 from factorcell.io.output import JOINERS, TAGS
 
+MAX_BYTES = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history in total
+MAX_SHOWN = 50  # maximum number of characters of a text that an error message quotes
 _INVISIBLE = (
     r"[[\p{Default_Ignorable_Code_Point}\p{Cc}[\p{Cf}--\p{Prepended_Concatenation_Mark}--\p{Script=Egyptian_Hieroglyphs}]]"
     r"--[\s\x1c-\x1f]]"
@@ -97,12 +102,8 @@ def screening(text: str, *, ignore_case: bool = False) -> str:
     """Return a form that is equal for texts that look alike, for the search for private content and blocked phrases.
 
     Digits of all scripts, letters in other widths and styles, dashes, colons, quotation marks and apostrophes have one
-    form. Invisible characters, lines above and below letters, marks on digits, vowel signs of Arabic and Hebrew,
-    tatweel, the dot of İ and extra white space are removed.
-
-    Args:
-        text: The text.
-        ignore_case: Whether upper and lower case have the same form.
+    form, and so have both cases with `ignore_case`. Invisible characters, lines above and below letters, marks on
+    digits, vowel signs of Arabic and Hebrew, tatweel, the dot of İ and extra white space are removed.
     """
     if text.isascii() and text.isprintable():
         return " ".join((text.casefold() if ignore_case else text).split())
@@ -162,3 +163,41 @@ def _without_dots_of_i(text: str) -> str:
     if "\u0307" not in text and "İ" not in text:
         return text
     return unicodedata.normalize("NFC", _DOTS_OF_I.sub("", unicodedata.normalize("NFD", text)))
+
+
+def check_text(text: str, label: str = "text") -> str:
+    """Return `text`; raise a `UserError` that calls it `label` if it is not Unicode text or is too long."""
+    if not isinstance(text, str):
+        raise UserError(f"{label} {text!r:.{MAX_SHOWN}}: not a text")
+    if len(text) > MAX_BYTES or byte_length(text, label) > MAX_BYTES:
+        raise UserError(
+            f"{label} {text[:MAX_SHOWN]!a}...: {len(text):,} characters; a text may have at most {MAX_BYTES:,} bytes"
+        )
+    return text
+
+
+def is_valid_text(text: Any) -> bool:
+    """Return whether `check_text` accepts a text."""
+    try:
+        check_text(text)
+    except UserError:
+        return False
+    return True
+
+
+def clean_text(text: str, label: str = "text") -> str:
+    """Return the canonical form of a whole text; raise the `UserError` of `check_text` for an invalid text."""
+    return same_text(check_text(text, label))
+
+
+def clean_prefix(text: str, label: str = "prefix") -> str:
+    """Return the canonical form of a typed prefix; raise the `UserError` of `check_text` for an invalid prefix."""
+    return same_prefix(check_text(text, label))
+
+
+def byte_length(text: str, label: str = "text") -> int:
+    """Return the number of bytes of a text in UTF-8; raise a `UserError` if it is not Unicode text."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise UserError(f"{label} {text[:MAX_SHOWN]!a}: not Unicode text (character {error.start + 1})") from None

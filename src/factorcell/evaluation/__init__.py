@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.advice import advise as advise
     from factorcell.evaluation.classification import classify as classify
     from factorcell.evaluation.classification import classify_points as classify_points
-    from factorcell.evaluation.explaining.likelihood_ratios import explain as explain
+    from factorcell.evaluation.explaining.token_evidence import explain as explain
     from factorcell.evaluation.likelihoods import log_likelihoods as log_likelihoods
     from factorcell.evaluation.perplexity import Evaluation as Evaluation
     from factorcell.evaluation.perplexity import evaluate as evaluate

@@ -5,7 +5,7 @@
 T is the mean number of targets of a text. A classifier of held-out texts gives a lower bound of the mutual information
 I(v; text) of a value v and its text: the mean of log q(v | text) - log p(v). If a column depends on another column u,
 it adds the mean of log q(v | text, u) - log p(v | u), with q(v | text, u) ~ q(v | text) p(v | u) / p(v).
-Shapes: B texts, K values (label K is a missing value), V n-grams.
+Shapes: B texts, K values (label K is a missing value).
 """
 
 import math
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from scipy.special import log_softmax
 
 from factorcell.config import Config
@@ -29,13 +28,7 @@ from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation.bayes_rule import apply_temperature, fit_temperature
-from factorcell.evaluation.linear_classifier import (
-    CHARACTER_ORDER,
-    MAX_VALUES,
-    LinearClassifier,
-    choose_ngrams,
-    count_ngrams,
-)
+from factorcell.evaluation.linear_classifier import MAX_VALUES, LinearClassifier
 from factorcell.io.progress import progress_bar
 from factorcell.options import limits
 from factorcell.options.limits import ADVICE_ROWS
@@ -45,10 +38,7 @@ MEMORY = 1.5
 MIN_TEXTS = 15  # without empty texts
 MAX_VOCABULARY = 20_000  # tokens
 HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts; half are tune, half test texts
-MAX_LABELS = 2000  # maximum number of values of a column with their own label; rarer values share a label
 MAX_LINEAR_TEXTS = 20_000  # training texts of the linear classifier
-MAX_COUNTS = 1 << 25  # maximum number of counts of naive Bayes, values times n-grams
-PSEUDO_COUNTS = (10.0, 1e2, 1e3, 1e4, 1e5)  # candidates for naive Bayes
 PAIR_PSEUDO_COUNT = 1.0  # of the frequency of a value in the texts of another column's value
 BINS = 10  # number of quantile ranges of a numeric column
 MIN_GAIN = 0.005  # minimum gain of a column that is worth training with
@@ -170,11 +160,7 @@ def expected_gain(nats: float) -> float:
 
 
 def sample(source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: int = 0) -> tuple[Table, int]:
-    """Draw at most `rows` rows of a table uniformly; return them as a table, and the number of rows of the source.
-
-    The source is read once, and the rows keep their order. Each row gets a random key; the rows with the lowest keys
-    are selected.
-    """
+    """Draw at most `rows` rows of a table uniformly, in their order; also return the number of rows of the source."""
     table, generator, keys, row_count = open_table(source), np.random.default_rng(seed), np.zeros(0), 0
     selected: dict[str, list[Any]] = {name: [] for name in columns}
     for chunk in table.chunks(columns):
@@ -198,7 +184,7 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
     for variable in schema.variables:
         if variable.kind == "category":
             ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
-            values = variable.values[: MAX_LABELS + 1]
+            values = variable.values[: MAX_VALUES + 1]
             ids = np.where(ids >= len(values), 0, ids)  # further values count as rare
             labels = np.where(ids < 0, len(values), ids)
             rare_count = variable.rare_count + len(variable.values) - len(values)
@@ -206,7 +192,7 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
         elif variable in schema.numbers:
             columns.append(_bin_numbers(variable, corpus.numbers[:, schema.numbers.index(variable)]))
         elif variable.kind == "text":
-            words, values = corpus.words[schema.texts.index(variable)], variable.values[:MAX_LABELS]
+            words, values = corpus.words[schema.texts.index(variable)], variable.values[:MAX_VALUES]
             labels = np.full(len(corpus), len(values), np.int64)  # ids of words are in order of decreasing frequency
             np.minimum.at(labels, np.repeat(np.arange(len(corpus)), np.diff(words.offsets)), words.values)
             columns.append(LabelColumn(variable.name, "text", values, labels))
@@ -231,10 +217,9 @@ def _estimate(split: Split, column: LabelColumn, targets_per_text: float) -> Est
     counts = np.bincount(column.labels[split.train], minlength=size + 1)[:size]
     log_prior = np.log((counts + 0.5) / (counts + 0.5).sum())
     tune_labels, test_labels = column.labels[split.tune], column.labels[split.test]
-    classify = _linear_log_posteriors if size <= MAX_VALUES else _naive_bayes_log_posteriors
     tune, test = np.zeros((len(split.tune), size)), np.zeros((len(split.test), size))
     if size > 1:
-        tune, test = classify(split, column, log_prior)
+        tune, test = _log_posteriors(split, column)
     is_labelled = tune_labels < size
     temperature = fit_temperature(tune[is_labelled], tune_labels[is_labelled], log_prior)
     log_posterior = apply_temperature(test, temperature, log_prior)
@@ -265,7 +250,8 @@ def _information(log_posterior: Floats, log_prior: Floats, labels: Ids) -> Float
     return information
 
 
-def _linear_log_posteriors(split: Split, column: LabelColumn, log_prior: Floats) -> tuple[Floats, Floats]:
+def _log_posteriors(split: Split, column: LabelColumn) -> tuple[Floats, Floats]:
+    """Return the log posteriors (B, K) of a linear classifier for the tune and the test texts."""
     # Category v + 1 is the value v, because category 0 is the unknown value, and -1 a missing one.
     counts = (0, *([1] * len(column.values)))
     schema = ContextSchema((Variable("value", "category", values=("", *column.values), counts=counts),))
@@ -274,39 +260,6 @@ def _linear_log_posteriors(split: Split, column: LabelColumn, log_prior: Floats)
     corpus = replace(split.corpus, schema=schema, categories=categories, **nothing)
     classifier = LinearClassifier.fit(corpus.select(split.train[:MAX_LINEAR_TEXTS]), "value")
     return classifier.log_probs(corpus.select(split.tune)), classifier.log_probs(corpus.select(split.test))
-
-
-def _naive_bayes_log_posteriors(split: Split, column: LabelColumn, log_prior: Floats) -> tuple[Floats, Floats]:
-    """Return the log posteriors (B, K) of naive Bayes for the tune and the test texts; it is fast with many values.
-
-        log q(v | text) = log p(v) + sum_w c(w) log((c_v(w) + alpha p(w)) / (c_v + alpha) / p(w)) - log Z
-
-    The pseudo-count alpha has the highest likelihood on the tune texts.
-    """
-    corpus, size = split.corpus, len(column.values)
-    order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else 1
-    ngrams, _ = choose_ngrams(corpus.select(split.train), order, 0, MAX_COUNTS // size)
-
-    labels, tune_labels = column.labels[split.train], column.labels[split.tune]
-    is_labelled, rows = tune_labels < size, np.flatnonzero(labels < size)
-    one_hot = csr_array((np.ones(len(rows), np.float32), (labels[rows], rows)), (size, len(labels)))
-    parts = (corpus.select(rows) for rows in (split.train, split.tune, split.test))
-    train, tune, test = (count_ngrams(part, order, ngrams) for part in parts)
-    value_counts = (one_hot @ train).toarray()  # (K, V)
-    totals, shares = value_counts.sum(1, keepdims=True), np.asarray(train.sum(0)) / max(1.0, train.sum())
-
-    def posterior(part: Any, alpha: float) -> Floats:
-        log_ratios = np.log((value_counts + alpha * shares) / ((totals + alpha) * shares)).T.astype(np.float32)
-        return np.asarray(log_softmax(log_prior + part @ log_ratios, axis=1))
-
-    def tune_information(alpha: float) -> float:
-        log_posterior = posterior(tune, alpha)
-        temperature = fit_temperature(log_posterior[is_labelled], tune_labels[is_labelled], log_prior)
-        tempered = apply_temperature(log_posterior, temperature, log_prior)
-        return float(_information(tempered, log_prior, tune_labels).mean())
-
-    best_alpha = max(PSEUDO_COUNTS, key=tune_information)
-    return posterior(tune, best_alpha), posterior(test, best_alpha)
 
 
 def _added_information(split: Split, estimate: Estimate, stronger: Sequence[Estimate]) -> float:

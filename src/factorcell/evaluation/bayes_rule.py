@@ -231,14 +231,7 @@ def apply_bayes_rule(
     truth: Sequence[str | None],
     truncated: NDArray[np.bool_] | None = None,
 ) -> Classification:
-    """Classify texts by Bayes' rule with a uniform prior.
-
-    Args:
-        names: The candidates (K).
-        log_likelihoods: log p(text given candidate) in nats (B, K).
-        truth: The true value of each text (B,), None if it has none.
-        truncated: Whether each text was cut (B,).
-    """
+    """Classify texts by Bayes' rule with a uniform prior, from log p(text | candidate) in nats (B, K)."""
     index_of = {name: index for index, name in enumerate(names)}
     true_indices = np.array([-1 if name is None else index_of.get(name, -1) for name in truth], dtype=np.int64)
     return Classification(tuple(names), log_softmax(log_likelihoods, axis=1), true_indices, truncated=truncated)
@@ -250,10 +243,7 @@ def text_accuracies(result: Classification) -> TextSums:
 
 
 def log_odds(log_posterior: Floats) -> Floats:
-    """Return log(p / (1 - p)) for the posterior probabilities p (B, K), which sum to 1 in each row.
-
-    The order is that of p. Two probabilities that differ are also distinguished if both are rounded to 1.
-    """
+    """Return log(p / (1 - p)) of posteriors p (B, K); it also distinguishes probabilities that round to 1."""
     best, rows = log_posterior.argmax(1), np.arange(len(log_posterior))
     others = np.exp(log_posterior)
     others[rows, best] = 0.0
@@ -274,11 +264,7 @@ def _nan_mean(values: Sequence[float]) -> float:
 
 
 def auc(scores: Floats, is_positive: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve (AUC); NaN without positive or without negative items.
-
-    The AUC is the share of pairs of a positive and a negative item in which the positive item has the higher score; a
-    tie counts half.
-    """
+    """Return the area under the ROC curve, in which a tie counts half; NaN without positive or negative items."""
     from scipy.stats import rankdata  # the imports take half a second
     from sklearn.metrics import roc_auc_score
 

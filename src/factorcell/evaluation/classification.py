@@ -114,9 +114,8 @@ def classify(
         prior.report_dependence(corpora[0])
     elif priors == "conditional":
         priors = "training"
-    sampling: dict[str, Any] = {"samples": samples, "proposal": proposal}
     results, *held_out = (
-        _classify_texts(run, table, corpus, variable, names, classifiers, sampling)
+        _classify_texts(run, table, corpus, variable, names, classifiers, {"samples": samples, "proposal": proposal})
         for table, corpus in zip(tables, corpora, strict=True)
     )
     result = results[priors]

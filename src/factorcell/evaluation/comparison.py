@@ -51,13 +51,11 @@ class ComparedModel:
 class Comparison(ResultRows):
     """One row per model, with differences to the first model; its `repr` is a table.
 
-    A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is the mean
-    over these, and the standard deviation has the suffix `_deviation`. `gain_over_baseline` (of perplexities),
-    `bits_per_byte_below_baseline` and `accuracy_above_baseline` are differences to the first model that has the figure,
-    `baseline`; positive means better, and the ends of their intervals have the suffixes `_low` and `_high`. `ahead`
-    lists the figures in which the model is significantly better than every other model. `unit`, such as "word", is the
-    unit of the perplexity. `majority` and `linear_accuracy` are the accuracies of the majority class and of the linear
-    baseline.
+    A row has `model` (the name), `trainings` (their number) and the figures. A figure of several trainings is their
+    mean, and the standard deviation has the suffix `_deviation`. `gain_over_baseline` (of perplexities),
+    `bits_per_byte_below_baseline` and `accuracy_above_baseline` are differences to the first model that has the
+    figure, `baseline`; positive means better, and the ends of their intervals have the suffixes `_low` and `_high`.
+    `ahead` lists the figures in which the model is significantly better than all others.
     """
 
     def __repr__(self) -> str:
@@ -92,10 +90,7 @@ class Comparison(ResultRows):
 
 
 def compare_models(models: Sequence[ComparedModel]) -> Comparison:
-    """Compare each model with the first one, with intervals over texts and over trainings.
-
-    Only models that read the same texts as the first one are compared, on the texts that none of them omits.
-    """
+    """Compare each model that read the same texts with the first one, on the texts that none of them omits."""
     rows = [_average_trainings(model) for model in models]
     for name in COMPARED_FIGURES:
         _compare_figure(name, models, rows)

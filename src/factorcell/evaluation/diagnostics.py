@@ -36,12 +36,7 @@ def report_run(run: Scorer | None, columns: Collection[str] = ()) -> None:
 
 
 def run_findings(run: Scorer | None, columns: Collection[str] = ()) -> list[Finding]:
-    """Return what is doubtful about a run and a request, ranked.
-
-    Args:
-        run: The model; there are no findings about other models than runs.
-        columns: The context columns that a request specifies, or in which its contexts differ.
-    """
+    """Return what is doubtful about a run and about the context `columns` that a request specifies, ranked."""
     if not isinstance(run, Run):
         return []
     try:
@@ -152,10 +147,7 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
 
 
 def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Finding | None:
-    """Return a finding if more than 5 % of the texts of `corpus`, which `name` names, are training texts.
-
-    `hashes` are those of all training texts (`text_hashes`), or the smallest `MAX_TEXT_HASHES` of them.
-    """
+    """Return a finding if more than 5 % of the texts of `corpus` have one of the `hashes` of training texts."""
     text_hash = text_hashes(corpus)
     is_compared = ~is_empty_text(corpus)
     if len(hashes) >= MAX_TEXT_HASHES:

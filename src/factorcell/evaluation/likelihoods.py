@@ -92,10 +92,9 @@ def log_likelihoods(
 
 
 def draw_samples(run: Run, count: int, proposal: str = "rank", seed: int = 0) -> Samples:
-    """Draw `count` tokens of the vocabulary with replacement; return the distinct ones.
+    """Draw `count` tokens for all texts with replacement (Jean et al. 2015); return the distinct ones.
 
-    All texts and candidates share these samples (Jean et al. 2015). `proposal` is "unigram" (the frequency of tokens as
-    targets in training, as in the papers) or "rank" (a function of the rank in the vocabulary).
+    `proposal` is "unigram" (frequencies in training, as in the papers) or "rank" (ranks in the vocabulary).
     """
     memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
     if proposal == "unigram":

@@ -60,26 +60,17 @@ class LinearClassifier:
     divided by their Euclidean norm. N-grams have up to 2 words or pieces of words, or up to 5 characters. x_j(o_j) is a
     one-hot vector for a category, a one-hot vector of ranges (quantiles) for a number, the standardized numbers of a
     vector, or the counts of the words of a text, divided by the square root of their number.
-
-    Attributes:
-        target: The category that it predicts. The values (K,) do not include the unknown value.
-        others: The context variables that it reads.
-        order: The maximum length of n-grams; 0 if it does not read texts.
-        ngrams: The keys of the n-grams that it reads, in ascending order.
-        idf: Their inverse document frequencies.
-        edges: The lower ends of the ranges of each number, by its name.
-        weights: The weights of n-grams, then those of each variable (F, K), rounded to half precision.
-        bias: The bias of each value (K,).
     """
 
-    target: Variable
-    others: tuple[Variable, ...]
-    order: int
-    ngrams: NDArray[np.uint64]
-    idf: NDArray[np.float32]
-    edges: Mapping[str, NDArray[np.float32]]
+    target: Variable  # the category that it predicts; the values (K,) do not include the unknown value
+    others: tuple[Variable, ...]  # the context variables that it reads
+    order: int  # the maximum length of n-grams; 0 if it does not read texts
+    ngrams: NDArray[np.uint64]  # the keys of the n-grams that it reads, in ascending order
+    idf: NDArray[np.float32]  # their inverse document frequencies
+    edges: Mapping[str, NDArray[np.float32]]  # the lower ends of the ranges of each number, by its name
+    # the weights of n-grams, then those of each variable (F, K), rounded to half precision
     weights: NDArray[np.float16]
-    bias: NDArray[np.float32]
+    bias: NDArray[np.float32]  # the bias of each value (K,)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -388,10 +379,7 @@ def _range_edges(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def text_ngrams(corpus: Corpus, order: int) -> tuple[Ids, NDArray[np.uint64]]:
-    """Return the n-grams of 1 to `order` tokens, without start and end tokens: their texts and their keys.
-
-    A key is a number to the base of the size of the vocabulary; if it exceeds 64 bits, it is a hash.
-    """
+    """Return the texts and keys of all n-grams; a key is a number to the base V + 1, modulo 2^64."""
     specials = corpus.tokenizer.specials
     tokens = np.asarray(corpus.tokens)
     is_read = (tokens != specials.start) & (tokens != specials.end)

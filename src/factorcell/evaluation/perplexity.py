@@ -6,6 +6,7 @@ The sums are over all texts of a table or group; the end of each text is a targe
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from factorcell.evaluation import text_figures
 from factorcell.evaluation.comparison import difference_to_baseline
 from factorcell.evaluation.diagnostics import report_evaluation, report_run
 from factorcell.evaluation.text_figures import Figures, Ratios, TextSums, prediction_fields
-from factorcell.nn.scoring import Scorer, Tally
+from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import Run
 from factorcell.runs.saved_results import BASELINE_BITS, BASELINE_GAIN, UNKNOWN_CONTEXT_GAIN
 
@@ -157,13 +158,18 @@ def evaluate_corpus(model: Scorer, corpus: Corpus) -> Evaluation:
         "targets": len(nats),
         "unknown_targets": int((~is_known).sum()),
         "unknown_share": float(1 - is_known.mean()),
-        "perplexity": Tally(float(nats.sum()), len(nats)).perplexity,
-        "perplexity_known": Tally(float(nats[is_known].sum()), int(is_known.sum())).perplexity,
+        "perplexity": perplexity_of(float(nats.sum()), len(nats)),
+        "perplexity_known": perplexity_of(float(nats[is_known].sum()), int(is_known.sum())),
     }
     bits = figures.get("bits_per_byte")
     if bits is not None and bits.denominator[bits.is_included].any() and (ratios := Ratios.from_sums([[bits]])):
         row |= {**ratios.interval(0).to_row("bits_per_byte"), "bits_per_byte_texts": int(bits.is_included.sum())}
     return Evaluation(row, {}, figures)
+
+
+def perplexity_of(nats: float, targets: int) -> float:
+    """Return exp(nats / targets), or NaN without targets."""
+    return math.exp(nats / targets) if targets else math.nan
 
 
 def sums_without_context(model: Scorer, corpus: Corpus) -> TextSums:
@@ -202,7 +208,7 @@ def value_rows(model: TextSums, baseline: TextSums | None, groups: Sequence[str]
 
 
 def _perplexity(sums: TextSums) -> float:
-    return Tally(float(sums.numerator.sum()), int(sums.denominator.sum())).perplexity
+    return perplexity_of(float(sums.numerator.sum()), int(sums.denominator.sum()))
 
 
 def gain(model: TextSums, baseline: TextSums) -> Interval:
@@ -218,12 +224,6 @@ def has_only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
         return False
     user_index = run.schema.categories.index(run.schema.variable(run.config.data.user))
     return not (corpus.categories[:, user_index] > 0).any()
-
-
-def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
-    """Return the nats and the number of targets of each text."""
-    sums = text_figures.sum_per_text(run.nats(corpus), corpus)
-    return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]
 
 
 def column_groups(source: Any, column: str, notation: str = "") -> list[str]:
@@ -268,8 +268,7 @@ def _range_names(ranges: Sequence[tuple[float, float]]) -> list[str]:
 def measure_context_effect(run: Run, held_out: Corpus) -> Row | None:
     """Measure the gain over an unknown context on held-out texts, with its interval; None for an unadapted run.
 
-    The row also has `only_unknown_users` (true) if the run distinguishes users but no known user wrote any of the
-    texts. If the run has several columns, `columns` has the gain of each column without the others.
+    The row says if no known user wrote any of the texts, and has the gain of each of several columns alone.
     """
     if not run.model.is_adapted:
         return None

@@ -22,7 +22,7 @@ from factorcell.bootstrap import Interval
 from factorcell.data.corpus import Corpus, is_known_target, originals_key, target_offsets
 from factorcell.errors import UserError
 from factorcell.io import files, lock
-from factorcell.ngram.spelling import spelling_nats
+from factorcell.ngram.ngram import spelling_nats
 from factorcell.nn.scoring import Scorer
 from factorcell.runs import saved_results
 from factorcell.runs.run import Run, describe_running
@@ -164,26 +164,17 @@ def prediction_fields(model: Scorer) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ratios:
-    """One figure of M models over the same texts.
+    """One figure of M models over the same texts."""
 
-    Attributes:
-        resampled: The figure of each model over all texts (first row), and over each bootstrap draw of texts, as an
-            array (1 + D, M).
-        training_figures: For each model, the figure of each training; an empty array for a deterministic model.
-        text_count: The number of texts that count, i.e. whose denominator is not 0.
-    """
-
+    # the figure of each model over all texts (first row), and over each bootstrap draw of texts, as an array (1 + D, M)
     resampled: Floats
+    # for each model, the figure of each training; an empty array for a deterministic model
     training_figures: tuple[Floats, ...]
-    text_count: int
+    text_count: int  # the number of texts that count, i.e. whose denominator is not 0
 
     @classmethod
     def from_sums(cls, models: Sequence[Sequence[TextSums]], deterministic: Container[int] = ()) -> "Ratios | None":
-        """Compute the figure of each model from the sums of its trainings; None unless all models read the same texts.
-
-        A text that one model omits is omitted for all models. `deterministic` has the indices of the deterministic
-        models.
-        """
+        """Compute the figure of each model on the texts that none omits; None unless all read the same texts."""
         trainings = [sums for model in models for sums in model]
         is_included = common_texts(models)
         if is_included is None:

@@ -276,11 +276,7 @@ def _split_prompt(run: Run, prompt: str) -> list[str]:
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
-    """Return the entries `run` and `options` of the rows of `generate`; options with default values are left out.
-
-    The options include the precision, and whether the mixture of the run is left out, because the same seed then draws
-    other texts.
-    """
+    """Return the entries `run` and `options` of the rows of `generate`, without options that have default values."""
     specified = {
         field.name: getattr(options, field.name)
         for field in fields(options)
@@ -293,11 +289,7 @@ def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.
 
 
 def repair_and_count_rows(file: Path, origin: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
-    """Remove an incomplete last line from a file of texts that `generate` yielded, and return the number of its texts.
-
-    Raises:
-        UserError: A row has another provenance than `origin`, or does not have the context of its text.
-    """
+    """Remove an incomplete last line of `generate`, and count the texts; raise a `UserError` if a row does not fit."""
     rows = files.read_rows(file)
     for index, row in enumerate(rows):
         context = contexts[index // number] if index < number * len(contexts) else "no more rows"

@@ -60,10 +60,7 @@ class Constraints:
     end: int = Specials().end
 
     def forbid(self, log_probs: Tensor, tokens: Tensor, length: int) -> Tensor:
-        """Set `log_probs` (N, V) of forbidden tokens to -inf in place; if all are forbidden, allow the end token.
-
-        The texts so far are `tokens` (N, t), `length` of them after the prompt.
-        """
+        """Set `log_probs` (N, V) of forbidden tokens to -inf in place; if all are forbidden, allow the end token."""
         forbidden = self.forbidden_tokens(tokens, length)
         end_log_probs = log_probs[:, self.end].clone()
         log_probs.index_fill_(1, tokens.new_tensor(forbidden.banned), -torch.inf)
@@ -83,10 +80,7 @@ class Constraints:
 
 
 def repeating_tokens(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the next tokens (M,) that would repeat an n-gram of their text, after the rows (M,) of these texts.
-
-    The start token, the first of the `tokens` (N, t) of each text, is not part of any n-gram.
-    """
+    """Return the next tokens (M,) that would repeat an n-gram of their text, after the rows (M,) of these texts."""
     tokens = tokens[:, 1:]
     ngram_count = tokens.shape[1] - n + 1
     if ngram_count < 1:
@@ -127,10 +121,7 @@ def drawing_weights(request: SampleRequest, log_probs: Tensor) -> Tensor:
 
 
 def draw_tokens(weights: Tensor, places: Tensor) -> Tensor:
-    """Return the tokens (N, S) that the random numbers `places` (N, S) in [0, 1) select with the `weights` (N, V).
-
-    A place selects the token at this share of the cumulative sum of the weights.
-    """
+    """Return the tokens (N, S) at the `places` (N, S) in [0, 1) of the cumulative sums of the `weights` (N, V)."""
     sums = weights.cumsum(1, dtype=torch.double)
     totals = sums[:, -1:]
     tokens = torch.searchsorted(sums, places * totals, right=True)
@@ -152,10 +143,7 @@ class Hypotheses:
         return Hypotheses(self.tokens[rows], self.context_rows[rows], state)
 
     def extend(self, tokens: Tensor, state: BackboneState | None, parents: Tensor | None = None) -> "Hypotheses":
-        """Return these texts, or those with the indices `parents` (N',), with one more of the `tokens` (N',) each.
-
-        `state` is that of the backbone after all tokens of these texts (N); None if it is not needed.
-        """
+        """Return texts, or those at `parents` (N',), with one more token each (N',) and the `state` after these."""
         texts = Hypotheses(self.tokens, self.context_rows, state)
         texts = texts if parents is None else texts.select(parents)
         return Hypotheses(torch.cat([texts.tokens, tokens[:, None]], 1), texts.context_rows, texts.state)
@@ -205,10 +193,7 @@ class WritingTask:
         return Hypotheses(prompts, contexts, state).select(positions)
 
     def choose(self, texts: Hypotheses, request: TokenRequest, length: int) -> tuple[BackboneState, Tensor, Tensor]:
-        """Read the last token of each text, which has `length` tokens after the prompt, and choose the next tokens.
-
-        Return the state of the backbone, the next tokens (N, S), and their log probabilities under the model (N, S).
-        """
+        """Read the last token of each text; return the state, the next tokens (N, S), and their log probabilities."""
         with torch.inference_mode():
             if self.table is not None:
                 forbidden = self.constraints.forbidden_tokens(texts.tokens, length)
@@ -225,10 +210,7 @@ class WritingTask:
             return _join(states), torch.cat(tokens), torch.cat(values)
 
     def _read(self, texts: Hypotheses) -> Iterator[tuple[Tensor, Tensor, BackboneState]]:
-        """Read the last token of each text, for up to `MAX_TEXTS_PER_STEP` texts at once.
-
-        Yield the indices of the texts (n,), the log probabilities of their next tokens (n, V), and the new state.
-        """
+        """Yield, for some texts at a time, their indices (n,), the log probabilities (n, V), and the new state."""
         for rows in torch.split(torch.arange(len(texts.tokens), device=texts.tokens.device), MAX_TEXTS_PER_STEP):
             part = texts.select(rows)
             conditioning = self.conditioning.select(part.context_rows)
@@ -236,10 +218,7 @@ class WritingTask:
             yield rows, log_probs, state
 
     def _read_compiled(self, texts: Hypotheses, count: int = 1) -> tuple[Tensor, BackboneState]:
-        """Read the last `count` tokens of each text; return the vectors (N, H) and the state after the last token.
-
-        The conditions of a block of texts are cached, because they are large and rarely change between steps.
-        """
+        """Read the last `count` tokens of each text; return the vectors (N, H) and the state after them."""
         model, vectors, states = cast(LanguageModel, self.model), list[Tensor](), list[BackboneState]()
         for number, rows in enumerate(torch.split(torch.arange(len(texts.tokens)), MAX_TEXTS_PER_BLOCK)):
             block = texts if len(rows) == len(texts.tokens) else texts.select(rows)  # a selection is a copy
@@ -282,10 +261,7 @@ RequestTokens = Callable[[Sequence[int], int, int], TokenRequest]
 def write_step_by_step(
     task: WritingTask, request_tokens: RequestTokens
 ) -> Iterator[tuple[list[int], list[int], list[float]]]:
-    """Yield for each step the indices of the unfinished texts, their next tokens, and the log probabilities of these.
-
-    The last token of a text may be the end token.
-    """
+    """Yield for each step the indices of the unfinished texts, their next tokens, and the log probabilities."""
     constraints, texts, active = task.constraints, task.begin(), list(range(len(task.context_rows)))
     for step in range(constraints.max_tokens):
         if time.monotonic() >= task.deadline or not active:
@@ -314,10 +290,7 @@ def write_texts(task: WritingTask, request_tokens: RequestTokens) -> list[Genera
 def search_beams(
     task: WritingTask, request_tokens: RequestTokens, *, width: int, length_penalty: float, num_texts: int
 ) -> list[list[GeneratedText]]:
-    """Return the best `num_texts` texts of each of `task.context_rows` (B,), best first.
-
-    The search retains the best `width` hypotheses of each context.
-    """
+    """Return the best `num_texts` texts of each of `task.context_rows` (B,), best first, by beams of `width`."""
     constraints, context_count, device = task.constraints, len(task.context_rows), task.context_rows.device
     finished: list[list[tuple[float, GeneratedText]]] = [[] for _ in range(context_count)]  # scores and texts
 

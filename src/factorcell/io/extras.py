@@ -1,7 +1,9 @@
 """The version of the installed package, and the errors that say how to install its optional dependencies."""
 
+import importlib
 import re
 from importlib.metadata import requires, version
+from typing import Any
 
 from factorcell.errors import UserError
 
@@ -19,3 +21,11 @@ def install_command(extra: str) -> str:
 def missing_package_error(purpose: str, package: str | None, extra: str) -> UserError:
     """Return the error that `purpose` requires a `package` of an `extra`, which is not installed."""
     return UserError(f"{purpose} requires the package {package}, which is not installed; {install_command(extra)}")
+
+
+def import_extra(package: str, purpose: str, extra: str) -> Any:
+    """Import a `package` of an `extra`; raise a `UserError` that says how to install it for `purpose`."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise missing_package_error(purpose, error.name, extra) from None

@@ -63,10 +63,7 @@ def write(path: str | Path, content: bytes | str) -> None:
 
 
 def check_writable(path: str | Path, is_folder: bool = False) -> None:
-    """Raise `UserError`, before long work, if `path` cannot be written as a file or, if `is_folder`, as a folder.
-
-    Devices and pipes are not opened, because closing a pipe would end the input of its reader.
-    """
+    """Raise `UserError`, before long work, if a file or, if `is_folder`, a folder cannot be written at `path`."""
     path = Path(path)
     if path.is_dir() and not is_folder:
         raise UserError(f"{path}: cannot be saved (Is a directory)")
@@ -142,10 +139,7 @@ def write_versioned(path: str | Path, content: Mapping[str, Any], file_format: i
 
 
 def read_versioned(path: str | Path, newest: int, source: str | Path | None = None) -> dict[str, Any]:
-    """Return the content of a file that `write_versioned` wrote, without the format number.
-
-    Raise `UserError` if the file is damaged or its format is newer than `newest`; then name `source` (default: `path`).
-    """
+    """Return the content of `write_versioned`; raise a `UserError`, about `source`, if it is damaged or newer."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: damaged (expected an object, got a {type(content).__name__})")

@@ -49,10 +49,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def list_visible(folder: str | Path, pattern: str = "*") -> list[Path]:
-    """Return the paths in a folder that match a glob pattern, sorted, without hidden files and system files.
-
-    A path is hidden if a part of it begins with a dot, such as the .DS_Store of macOS.
-    """
+    """Return the sorted paths in a folder that match a pattern and are neither hidden nor of the system."""
     folder = Path(folder)
     return sorted(
         path
@@ -62,10 +59,7 @@ def list_visible(folder: str | Path, pattern: str = "*") -> list[Path]:
 
 
 def decode(content: bytes, where: object, encoding: str = "utf-8") -> str:
-    """Decode the text of a file, a stream or a line; bytes with a UTF-8 byte order mark are UTF-8, without the mark.
-
-    Raise `UserError`, which names `where`, if the bytes are not text in this encoding.
-    """
+    """Decode text, without a UTF-8 byte order mark; raise a `UserError`, which names `where`, for other bytes."""
     if content.startswith(codecs.BOM_UTF8):
         encoding = "utf-8-sig"
     encoding_name = "UTF-8" if codecs.lookup(encoding).name in ("utf-8", "utf-8-sig") else encoding

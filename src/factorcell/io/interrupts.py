@@ -17,11 +17,10 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """Context manager that turns the first Ctrl-C or SIGTERM into a request to stop.
+    """Context manager that turns the first Ctrl-C or SIGTERM into a request to stop, unless the application handles it.
 
-    The first signal sets `is_requested` and prints a message on standard error; inside an `interruptible` block it also
-    raises `Stopped`. The second signal raises `KeyboardInterrupt`. If the application has its own handler of a signal,
-    or if the thread is not the main thread, the context manager changes nothing.
+    The first signal sets `is_requested` and prints a message; inside an `interruptible` block it raises `Stopped`. The
+    second signal raises `KeyboardInterrupt`. In other threads than the main one, nothing changes.
     """
 
     def __init__(self) -> None:

@@ -18,10 +18,7 @@ from typing import Any
 
 
 def lazy_exports(package: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package, which import a module when one of its names is used.
-
-    The public names are those that the source file `path` of the package imports as themselves.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` for a package, whose source file `path` lists its names."""
     exports = re.findall(r"^    from (\S+) import (\w+) as \2$", Path(path).read_text(encoding="utf-8"), re.MULTILINE)
     module_by_name = {name: module for module, name in exports}
 

@@ -26,10 +26,7 @@ ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 3, 0.05
 
 @contextmanager
 def training_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock on `folder`; raise `UserError` if another process trains in it or it cannot be written.
-
-    A folder that did not exist is created, and removed at the end if it is still empty.
-    """
+    """Hold the lock on `folder`; raise a `UserError` if another process trains in it or it cannot be written."""
     is_new_folder, path = not folder.exists(), folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)

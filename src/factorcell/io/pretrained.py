@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from factorcell.errors import UserError
-from factorcell.io.extras import missing_package_error
+from factorcell.io.extras import import_extra, missing_package_error
 
 HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(?<!\.gguf)")  # such as gpt2 or org/model
 MAX_LAYERS = 1000  # more would take too long to create
@@ -52,10 +52,7 @@ class Source:
         return tuple(number for file in statistics for number in (file.st_size, file.st_mtime_ns))
 
     def digest(self, expected: str = "") -> str:
-        """Return the SHA-256 of the weights; of several files, that of their digests in the order of their names.
-
-        Raise `UserError` if it is not the `expected` one.
-        """
+        """Return the SHA-256 of the weights, or of those of several files; raise a `UserError` if not `expected`."""
         digests = []
         for path in self.weight_files():
             with path.open("rb") as file:
@@ -72,11 +69,7 @@ _QUIET_LOCK = threading.RLock()
 
 def transformers() -> Any:
     """Import `transformers`; raise `UserError` if it is not installed."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise missing_package_error("a backbone of kind huggingface", error.name, "transformers") from None
-    return transformers
+    return import_extra("transformers", "a backbone of kind huggingface", "transformers")
 
 
 def architectures() -> Collection[str]:
@@ -100,10 +93,7 @@ def find_source(base: str) -> Source:
 
 
 def identify(base: str, expected_digest: str = "") -> tuple[str, str]:
-    """Return the full path of the files of a pretrained model, or its name on the hub, and the digest of its weights.
-
-    Raise `UserError` if the base is missing, or has another digest than that expected.
-    """
+    """Return the full path or hub name of a base, and the digest of its weights, which must be that expected."""
     source = find_source(base)
     read_config(source)  # raises the error about a model that is not supported
     # The run may be opened from another folder. A link stays as it is: the file may have a name without an ending.
@@ -174,10 +164,9 @@ def check_supported(config: Any, where: str) -> None:
 
 
 def read_tokenizer(source: Source) -> tuple[Any, tuple[int | None, int | None, int | None]]:
-    """Return the tokenizer of a pretrained model as a `tokenizers.Tokenizer`, and its special ids.
+    """Return the tokenizer of a pretrained model as a `tokenizers.Tokenizer`, or raise a `UserError`.
 
-    The ids are those of the unknown token, the start token and the end token; an id is None if there is no such token.
-    Raise `UserError` if the files are missing or damaged, or if the tokenizer is not one of the library `tokenizers`.
+    Also return the ids of the unknown token, the start token and the end token; None if there is no such token.
     """
     read_config(source)  # raises the error about a folder without a supported model
     library = transformers()

@@ -133,11 +133,7 @@ class CountModels:
         return len(self.ngram.orders)
 
     def of_targets(self, tokens: Ids, values: Ids) -> tuple[Floats, Ids]:
-        """Return the probability of each target under each component, and the length of its longest counted history.
-
-        `tokens` (B, T + 1) are those of texts, each from its start token on, and `values` (B,) their values. The
-        probabilities have the shape (components, B, T), the lengths (B, T).
-        """
+        """Return the probability of each target under each component (components, B, T), and its length (B, T)."""
         shape = len(tokens), tokens.shape[1] - 1
         begins = np.arange(len(tokens)) * tokens.shape[1]
         histories, grams = (
@@ -175,11 +171,9 @@ class CountModels:
     def step(self, tokens: Ids, state: Ids | None, values: Ids) -> tuple[list[Floats], Ids, Ids]:
         """Read one token (N,) of each text; `values` (N,) are the values of the texts.
 
-        A row of the state has the ids of the histories in the n-gram model, and then the last `CACHE_SIZE` tokens, the
-        last one first, or -1 where there is none. Before start tokens, the state is None.
-
-        Return the probabilities (N, V) of every next token under each component, the lengths of the longest counted
-        histories (N,), and the next state.
+        A row of the state, None before start tokens, has the ids of the histories in the n-gram model, and then the
+        last `CACHE_SIZE` tokens, the last one first, or -1 where there is none. Return the probabilities (N, V) of
+        every next token under each component, the lengths of the longest counted histories (N,), and the next state.
         """
         if state is None:
             before, recent = None, np.full((len(tokens), CACHE_SIZE), -1, dtype=np.int64)
@@ -269,11 +263,7 @@ class MixtureConditioning:
 
 
 class Mixture:
-    """A linear mixture of a neural model and counts; it predicts like a `LanguageModel`.
-
-    The context variables of the neural model, `schema`, include that of the counts. The `weights` (G, M) are equal by
-    default.
-    """
+    """A linear mixture of a neural model and counts with `weights` (G, M); it predicts like a `LanguageModel`."""
 
     def __init__(
         self, neural: LanguageModel, schema: ContextSchema, counts: CountModels, weights: Floats | None = None

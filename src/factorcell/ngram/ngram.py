@@ -14,6 +14,9 @@ of its last token). One binary search per order finds the n-grams of all targets
 Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lower order (histories).
 """
 
+import functools
+import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,10 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.config import Config
+from factorcell.config import CharacterOptions, Config
 from factorcell.data.columns.columns import with_context
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.corpus import Corpus, target_ids
+from factorcell.data.corpus import Corpus, is_known_target, target_ids, target_offsets
 from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
@@ -43,6 +46,8 @@ TOKENS = 1 << 20  # approximate number of tokens in a block of texts
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # used if a corpus has too few n-grams to estimate the discounts
 FORMAT = 1  # version of the format of an n-gram model's folder
 FILE, TABLES = "ngram.json", "ngrams.safetensors"  # names of the files of options and of n-grams
+SPELLING_ORDER = 6  # higher orders hardly lower the nats of out-of-vocabulary tokens
+CHARACTERS = sys.maxunicode + 1  # number of code points
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -99,10 +104,7 @@ def find_keys(sorted_keys: Ids, keys: Ids) -> Ids:
 
 
 def estimate_discounts(counts: Ids) -> tuple[float, ...]:
-    """Estimate the discounts of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1, 2, 3 and 4.
-
-    Returns `FALLBACK_DISCOUNTS` if no n-gram has count 1, 2 or 3, or if an estimate is not positive.
-    """
+    """Estimate the discounts of counts 1, 2, and 3 or more; return `FALLBACK_DISCOUNTS` if that is impossible."""
     _, ones, twos, threes, fours, _ = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
     if not (ones and twos and threes):
         return FALLBACK_DISCOUNTS
@@ -150,10 +152,7 @@ def _preceding_ids(ids: Ids, begins: Ids) -> Ids:
 
 
 class NGram(TextModel):
-    """An n-gram model with a tokenizer and the options for reading texts.
-
-    The model reads no context. It implements the protocol `Scorer`.
-    """
+    """An n-gram model with a tokenizer and the options for reading texts; it reads no context."""
 
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, counts: Sequence[Counts]) -> None:
         self.folder, self.config, self.tokenizer = folder, config, tokenizer
@@ -305,3 +304,54 @@ class NGram(TextModel):
             begins = offsets[first_text:end_text] - offsets[first_text]
             histories, grams = self.look_up(tokens, begins)
             yield [np.delete(ids, begins) for ids in histories], [np.delete(ids, begins) for ids in grams]
+
+
+class SpellingModel:
+    """Probabilities of the spellings of out-of-vocabulary tokens (N tokens or texts).
+
+        p(w | history) = p(<unk> | history) q(w) / (1 - sum_v q(v))       q(w) = prod_i q(x_i | x_1 ... x_{i-1})
+
+    A language model predicts the unknown token <unk> in place of an out-of-vocabulary token w with the characters x_i
+    and the end. q is an n-gram model of the characters of the vocabulary's tokens v, each counted once. The denominator
+    removes the probability of the tokens v, which are never spelled. All characters that no v has are equally probable.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        specials = set(tokenizer.specials)
+        tokens = [token for token_id, token in enumerate(tokenizer.tokens) if token_id not in specials]
+        self.config = Config(tokenizer=CharacterOptions(min_count=1, max_vocabulary=CHARACTERS))
+        corpus = prepare(_rows(tokens or [""]), self.config, truncate=False)
+        self.ngram = NGram(Path(), self.config, corpus.tokenizer, count_ngrams(corpus, SPELLING_ORDER))
+        other_characters = CHARACTERS - len(corpus.tokenizer) + len(corpus.tokenizer.specials)
+        self.nats_of_other_character = math.log(other_characters)
+        self.log_remainder = math.log1p(-float(np.exp(-self._raw_nats(corpus)).sum())) if tokens else 0.0
+
+    def nats(self, tokens: Sequence[str]) -> Floats:
+        """Return the nats (N,) of the spellings of N out-of-vocabulary tokens."""
+        if not tokens:
+            return np.zeros(0)
+        corpus = prepare(_rows(tokens), self.config, tokenizer=self.ngram.tokenizer, truncate=False)
+        return self._raw_nats(corpus) + self.log_remainder
+
+    def _raw_nats(self, corpus: Corpus) -> Floats:
+        """Return -log q (N,) of the tokens that are the texts of `corpus`."""
+        nats = self.ngram.nats(corpus) + np.where(is_known_target(corpus), 0.0, self.nats_of_other_character)
+        sums: Floats = np.add.reduceat(nats, target_offsets(corpus)[:-1])
+        return sums
+
+
+spelling_model = functools.lru_cache(maxsize=8)(SpellingModel)  # the same model for the same tokenizer
+
+
+def spelling_nats(corpus: Corpus) -> Floats:
+    """Return the nats of the spellings of all out-of-vocabulary tokens of each text (N,)."""
+    tokens, texts = corpus.unknown_tokens()
+    if not tokens:
+        return np.zeros(len(corpus))
+    distinct_tokens, indices = np.unique(np.array(tokens, dtype=object), return_inverse=True)
+    nats = spelling_model(corpus.tokenizer).nats(distinct_tokens.tolist())
+    return np.bincount(texts, nats[indices], minlength=len(corpus)).astype(np.float64)
+
+
+def _rows(tokens: Sequence[str]) -> list[dict[str, str]]:
+    return [{"text": token} for token in tokens]

@@ -207,10 +207,7 @@ class Samples(NamedTuple):
 
 
 class Proposal:
-    """The distribution from which a sampled softmax draws tokens.
-
-    The probability of a token is proportional to its entry in `counts` (V,), how often it was a target of training.
-    """
+    """The distribution from which a sampled softmax draws tokens, proportional to their `counts` (V,) in training."""
 
     def __init__(self, counts: Tensor, draws: int, device: torch.device | None = None) -> None:
         probabilities = counts.double().clamp(min=0) / counts.sum()
@@ -228,10 +225,7 @@ class Proposal:
         return cls(weights, draws, device)
 
     def draw(self) -> Samples:
-        """Draw `draws` tokens with replacement from PyTorch's global CPU generator and remove duplicates.
-
-        A token of unigram probability q is among the samples with probability 1 - (1 - q)^draws.
-        """
+        """Draw `draws` tokens with replacement from the CPU generator of PyTorch; return the distinct ones."""
         tokens = torch.unique(torch.multinomial(self.probabilities, self.draws, replacement=True))
         return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
 

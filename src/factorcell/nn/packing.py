@@ -70,10 +70,7 @@ class PackedModel(PackedArrays):
 
     @classmethod
     def from_model(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
-        """Pack the current weights for the current instruction set; return None if the search does not support them.
-
-        It supports models in float32 on the CPU with one coupled layer, without the adapter `scale`.
-        """
+        """Pack the current weights; None unless the model has one coupled layer in float32 without `scale`."""
         variant, shift = library.variant(), _sample_shift(model)
         if shift is None or shift.scale is not None or variant is None:
             return None

@@ -1,8 +1,7 @@
 """Models read texts and their contexts with the tokenizer and schema of their training, and score the texts."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -128,22 +127,6 @@ class Scorer(Protocol):
         """Return the nats of all targets of `corpus` (`corpus.target_count` values), one text after the other."""
 
 
-@dataclass(frozen=True)
-class Tally:
-    """A sum of nats over targets; the sum of two tallies counts the targets of both."""
-
-    nats: float = 0.0
-    targets: int = 0
-
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.nats + other.nats, self.targets + other.targets)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nats / targets), or NaN without targets."""
-        return math.exp(self.nats / self.targets) if self.targets else math.nan
-
-
 def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the nats of a mixture from those of its M models (..., M) and their weights, of the same shape or (M,)."""
     lowest = nats.min(axis=-1, keepdims=True)
@@ -152,19 +135,13 @@ def mixed_nats(nats: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArr
 
 
 def put_batch(values: NDArray[Any], batch_values: NDArray[Any], batch: Batch, starts: NDArray[np.int64]) -> None:
-    """Copy the values of the targets of a batch (B, T, ...) to the places of the targets in a corpus (targets, ...).
-
-    `starts` are the `target_offsets` of the corpus.
-    """
+    """Copy the values of the targets of a batch (B, T, ...) to their places in a corpus with these `target_offsets`."""
     for text_values, row, length in zip(batch_values, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
         values[starts[row] : starts[row] + length] = text_values[:length]
 
 
 def check_lengths(corpus: Corpus, limit: int | None, describe: Callable[[int], str]) -> None:
-    """Raise a `UserError` if a text has more tokens than a model reads; None sets no limit.
-
-    `describe` returns a phrase that identifies the text at an index in the source.
-    """
+    """Raise a `UserError`, with the description of a text, if it has more tokens than the `limit`, if any."""
     if limit is None:
         return
     lengths = corpus.read_lengths

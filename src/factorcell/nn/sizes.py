@@ -47,10 +47,7 @@ def _stored_values(model: LanguageModel, for_training: bool) -> int:
 
 
 def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, tokens: int, texts: int) -> int:
-    """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens in all.
-
-    The tokens include those of prompts.
-    """
+    """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens and prompts in all."""
     training, model = config.training, meta_model(config, vocabulary_size, schema)
     longest_text = config.data.max_tokens + max_prompt_length(config, schema)
     batch_tokens = min(tokens, training.batch_tokens + longest_text)
@@ -64,10 +61,7 @@ def step_bytes(config: Config, vocabulary_size: int, schema: ContextSchema, toke
 
 
 def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:
-    """Estimate the bytes of a beam search with `width` hypotheses per context.
-
-    Each hypothesis has `tokens` tokens, and the search considers `continuations` next tokens for it.
-    """
+    """Estimate the bytes of a beam search with `width` hypotheses of `tokens` tokens per context."""
     backbone = model.backbone.footprint()
     score_values = 8 * min(continuations, model.vocabulary_size)
     hypothesis_values = 4 * backbone.state + 4 * tokens + score_values + backbone.conditions

@@ -21,12 +21,8 @@ NONE = "none"  # stands for an empty list on the command line, so it is not a va
 class Extensions:
     """The registry of the classes of one kind, such as adapters or heads, that other packages add.
 
-    Args:
-        kind: The kind in error messages and in the name of the entry-point group, such as "adapter".
-        built_in: Names that factorcell defines; other packages cannot use them.
-
-    Attributes:
-        registered: Registered classes by name, for the whole process.
+    The `kind` is a part of the name of the entry-point group. Other packages cannot use the `built_in` names. The
+    classes in `registered` are those of the whole process.
     """
 
     def __init__(self, kind: str, built_in: Sequence[str]) -> None:
@@ -44,10 +40,7 @@ class Extensions:
             raise error.with_message(f"{error.message}; {advice}") from None
 
     def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
-        """Register `cls` under `name` after `check` has accepted it; raise `UserError` if the name is not valid.
-
-        The class replaces one that was registered under this name, so that a notebook cell can run again.
-        """
+        """Register `cls` under `name`, also again, if `check` accepts it and the name is valid."""
         if not (isinstance(name, str) and NAME.fullmatch(name)) or name == NONE:
             raise UserError(f"{self.kind} {name!r:.60}: expected a name of a-z, 0-9 and _ other than {NONE!r}")
         if name in self.built_in:

@@ -115,10 +115,7 @@ OPTIONAL = ("frequent", "minutes", "order", "rows_per_user", "seconds", "width")
 
 
 def check(**values: Any) -> list[Any]:
-    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; raise `UserError` if one is invalid.
-
-    None stays None in `OPTIONAL`.
-    """
+    """Return numbers, passed by their names in `NUMBER_LIMITS`, as plain numbers; raise a `UserError` otherwise."""
     return [
         None if value is None and name in OPTIONAL else NUMBER_LIMITS[name].check(name, value)
         for name, value in values.items()

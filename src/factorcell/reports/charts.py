@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
 from factorcell.data.columns.values import natural_order
+from factorcell.evaluation.explaining.token_evidence import visible_token
 from factorcell.io.output import escape_hidden_lines, is_number
-from factorcell.reports.wording import visible_token
 
 Row = Mapping[str, Any]
 
@@ -178,10 +178,7 @@ def signed_bars(
     number_format: str,
     scale: float = 1.0,
 ) -> Figure:
-    """Draw a horizontal bar per name, to the right or left of zero, with its interval and the formatted value.
-
-    Values and ends of intervals are multiplied by `scale`.
-    """
+    """Draw a bar per name, to the right or left of zero, with its interval and formatted value, times `scale`."""
     figure = Figure(figsize=(WIDTH, 0.15 + 0.19 * max(1, len(names))))
     axes = figure.subplots()
     values = [scale * interval.point for interval in intervals]
@@ -210,8 +207,7 @@ def word_bars(rows: Sequence[Row]) -> Figure:
 def gain_bars(rows: Sequence[Row], key: str) -> Figure:
     """Draw gains in per cent; bars of gains that are not significant are grey.
 
-    Each row has value (the name of a value, a column or a model), optionally count (the number of texts), and under
-    `key` the gain (0.05 for 5 %) with its interval.
+    Rows have a value, maybe the count of its texts, and under `key` the gain (0.05 for 5 %) with its interval.
     """
     names = [truncate(row["value"]) + (f"  ({int(row['count']):,})" if row.get("count") else "") for row in rows]
     intervals = [Interval(row[key], row.get(f"{key}_low"), row.get(f"{key}_high")) for row in rows]

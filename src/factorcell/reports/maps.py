@@ -47,10 +47,7 @@ def project(lat: Any, lon: Any) -> tuple[Array, Array]:
 
 
 def world() -> dict[str, list[Array]]:
-    """Return the outlines of Natural Earth: rings around `land`, and lines of country `borders`.
-
-    Each outline is an array (points, 2) of longitudes, from -169 to 191, and latitudes in degrees.
-    """
+    """Return the outlines of Natural Earth, `land` and `borders`, as arrays (points, 2) of longitude and latitude."""
     content = json.loads((resources.files("factorcell") / "assets" / "world.json").read_text(encoding="utf-8"))
     return {
         key: [np.array(line, dtype=float).reshape(-1, 2) / 10 for line in content[key]] for key in ("land", "borders")

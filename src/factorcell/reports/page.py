@@ -72,25 +72,16 @@ class Section:
 
 @dataclass
 class Page:
-    """The content of a page.
+    """The content of a page."""
 
-    Attributes:
-        title: The heading.
-        command: The command that wrote the page.
-        lead: A sentence below the key figures.
-        figures: The most important results, each a value and a short caption; the page shows the first four.
-        caution: The most important finding, without a full stop.
-        sections: The charts and tables, the charts first.
-        remarks: Sentences without a full stop, in one folded block at the end.
-    """
-
-    title: str
-    command: str = "factorcell"
-    lead: str = ""
+    title: str  # the heading
+    command: str = "factorcell"  # the command that wrote the page
+    lead: str = ""  # a sentence below the key figures
+    # the most important results, each a value and a short caption; the page shows the first four
     figures: Sequence[tuple[str, str]] = ()
-    caution: str = ""
-    sections: list[Section] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    caution: str = ""  # the most important finding, without a full stop
+    sections: list[Section] = field(default_factory=list)  # the charts and tables, the charts first
+    remarks: list[str] = field(default_factory=list)  # sentences without a full stop, in one folded block at the end
 
     def add_findings(self, findings: Sequence[str]) -> None:
         """Show the first of the findings, which are ranked, below the key figures, and the others as remarks."""
@@ -123,8 +114,8 @@ def make_table(
 ) -> Table | None:
     """Return a table without empty columns; None without rows.
 
-    `columns` are the columns in their order, or a mapping from columns to the formats of their numbers. A missing value
-    and a number that is not finite are shown as a dash. If `is_folded`, the reader opens the table by its title.
+    `columns` are in their order, maybe with formats of numbers; missing and infinite numbers are dashes. The title
+    opens a table that `is_folded`.
     """
     formats = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
     texts = {

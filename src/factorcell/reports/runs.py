@@ -41,17 +41,7 @@ MIXED = "predictions are those of a mixture of the neural model and n-gram count
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
-    """Return an HTML page about runs with their latest results, logs and options.
-
-    Args:
-        folders: Run folders, folders of n-gram models, or folders that contain them.
-
-    Returns:
-        A self-contained HTML page.
-
-    Raises:
-        UserError: A folder contains no run, or a file in it is not valid.
-    """
+    """Return a self-contained HTML page about runs, from their folders or folders that contain them."""
     model_folders = find_models(list(map(Path, folders)))
     has_words = len(model_folders) == 1
     return run_report([read_model(folder, has_words) for folder in model_folders])
@@ -70,10 +60,7 @@ def find_models(folders: Sequence[Path]) -> list[Path]:
 
 
 def read_model(folder: Path, has_words: bool = False) -> Row:
-    """Read the results, logs and options of a run, with `has_words` also its typical words; or the results of n-grams.
-
-    Results of the neural model of a run alone are omitted if the run predicts with a mixture.
-    """
+    """Read the results, logs and options of a run, with `has_words` also its typical words; or those of n-grams."""
     run = None if (folder / ngram.FILE).is_file() else Run.open(folder)
     predictor = None if run is None else prediction_fields(run).get("predictor")
     rows = [row for row in saved_results.read(folder) if row.get("predictor") == predictor]
@@ -169,10 +156,7 @@ def result_id(row: Row) -> tuple[Any, ...]:
 
 
 def comparable_results(run: Row) -> dict[str, list[Row]]:
-    """Return the results of a run with accuracies by Bayes' rule, not of combinations, and those with perplexities.
-
-    The last result of a table counts: an accuracy of a calibrated model only without one of the model alone.
-    """
+    """Return the results of a run by figure; an accuracy of a calibrated model only without one of the model alone."""
     scores = [row for row in run["results"] if row["kind"] == "classify" and row.get("classifier") != "combined"]
     scores.sort(key=lambda row: row.get("classifier") == "model")
     return {"accuracy": scores, "perplexity": [row for row in run["results"] if row["kind"] != "classify"]}

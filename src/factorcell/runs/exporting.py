@@ -33,7 +33,7 @@ from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.hf.context_base import BIAS_SETTINGS
 from factorcell.io import files
-from factorcell.io.extras import missing_package_error
+from factorcell.io.extras import import_extra
 from factorcell.io.findings import LOG
 from factorcell.io.pretrained import first_line, quiet, transformers
 from factorcell.options.limits import EXPORT_FORMATS
@@ -122,10 +122,7 @@ def export(
 
 @contextmanager
 def _complete_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and move its complete files to `folder`, the config, which identifies the format, last.
-
-    The temporary folder is in `folder`, which may be on another disk than its parent.
-    """
+    """Yield a temporary folder in `folder`, and then move its complete files there, the config last."""
     files.create_new_folder(folder)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
         yield Path(partial)
@@ -348,10 +345,7 @@ def write_peft(fixed: FixedContext, folder: Path) -> None:
 
 def write_gguf(fixed: FixedContext, folder: Path) -> None:
     """Write the low-rank changes of matrices as the LoRA of llama.cpp, `adapter.gguf`, to `folder`."""
-    try:
-        import gguf
-    except ImportError:
-        raise missing_package_error("gguf-lora", "gguf", "transformers") from None
+    gguf = import_extra("gguf", "gguf-lora", "transformers")
     model = architecture(fixed)
     config, changes = model.config, low_rank_changes(fixed, model)
     gguf_name, is_reordered = GGUF_ARCHITECTURES[config.model_type]

@@ -27,10 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 def parse_name(name: str) -> dict[str, str] | None:
-    """Return the context that the name of an adapter describes, or None if it describes none.
-
-    Columns and values may be escaped as in addresses, such as `%3B` for a semicolon.
-    """
+    """Return the context in the name of an adapter, with escapes as in addresses; None if it has none."""
     parts = [part.partition("=") for part in name.split(";")]
     context = {unquote(column).strip(): unquote(value) for column, _, value in parts}
     is_context = all(sign for _, sign, _ in parts) and "" not in context and len(context) == len(parts)
@@ -38,12 +35,9 @@ def parse_name(name: str) -> dict[str, str] | None:
 
 
 class ContextLoras:
-    """The LoRAs of a run in contexts, as folders that are written when a context is first requested.
+    """The LoRAs of a run in contexts, as folders in `folder` that are written when a context is first requested.
 
-    Args:
-        run: A run with a pretrained base.
-        folder: A folder for the LoRAs; those of an earlier server are deleted.
-        count: The maximum number of LoRAs on disk; beyond it, the least recently requested one is deleted.
+    The folders of an earlier server are deleted, and beyond `count`, the least recently requested one.
     """
 
     def __init__(self, run: Run, folder: Path, count: int = DEFAULT_COUNT) -> None:
@@ -75,11 +69,7 @@ class ContextLoras:
 
 
 def register() -> None:
-    """Let vLLM ask for the LoRAs of the run that the variable FACTORCELL_RUN names; without it, do nothing.
-
-    Raises:
-        UserError: The run cannot be opened, or a variable is missing or invalid.
-    """
+    """Let vLLM ask for the LoRAs of the run that FACTORCELL_RUN names; without this variable, do nothing."""
     if RUN_VARIABLE not in os.environ:
         return
     folder, count = os.environ.get(FOLDER_VARIABLE, ""), os.environ.get(COUNT_VARIABLE, str(DEFAULT_COUNT))

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from factorcell.completion.completer import TypedText
 from factorcell.completion.search import Stop
-from factorcell.completion.texts import check_text, clean_text
+from factorcell.data.text_folds import check_text, clean_text
 from factorcell.errors import UserError
-from factorcell.service import exports
 from factorcell.service.learning import Relearner, ServedModel
 from factorcell.service.messages import (
     AcceptResult,
@@ -29,6 +28,8 @@ from factorcell.service.messages import (
     Outcome,
     Profile,
     Result,
+    export_record,
+    import_record,
 )
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import (
@@ -190,7 +191,7 @@ class Service:
             "accepted": record.last_number,
             "learned": self.model.has_learned(record),
         }
-        return msgspec.convert(exports.export_record(record) | details, Profile)
+        return msgspec.convert(export_record(record) | details, Profile)
 
     def restore(self, exported_user: Any) -> str:
         """Save an exported user; a background thread then learns the user's texts.
@@ -207,7 +208,7 @@ class Service:
             UserError: `exported_user` does not have the form of such values.
             UserExistsError: The store already has a user with this id.
         """
-        record, _ = exports.import_record(exported_user, self.privacy, self._now())
+        record, _ = import_record(exported_user, self.privacy, self._now())
         if not self.store.write(record, expected_version=None):
             raise UserExistsError("the store already has a user with this id; delete that user first")
         self._relearner.add(record.user)

@@ -1,12 +1,28 @@
 """The types of messages and results. They define which HTTP requests are valid and what OpenAPI describes."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from factorcell.completion.texts import MAX_BYTES
-from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_VALUE_LENGTH
+from factorcell.data.columns.values import to_seconds
+from factorcell.data.text_folds import MAX_BYTES, clean_text
+from factorcell.errors import UserError
+from factorcell.service.privacy import MAX_USER_BYTES, Privacy
+from factorcell.service.record import (
+    MAX_ID_BYTES,
+    MAX_KEY_LENGTH,
+    MAX_TIME,
+    MAX_VALUE_LENGTH,
+    Record,
+    StoredText,
+    checked_context,
+    checked_id,
+)
 
 MAX_RESULTS = 100  # suggestions per request
 MAX_DEADLINE = 10_000  # maximum milliseconds for a completion
@@ -172,3 +188,46 @@ class Problem(Message, omit_defaults=True):
     title: str
     status: int
     detail: str
+
+
+def export_record(record: Record) -> dict[str, Any]:
+    """Return the texts and settings of a record as values that JSON can represent."""
+    exported_texts = [
+        {"text": saved.text, "time": saved.time} | ({"context": saved.context} if saved.context else {})
+        for saved in record.texts
+    ]
+    return {"format": 1, "user": record.user, "paused": record.paused, "texts": exported_texts}
+
+
+def import_record(exported_user: Any, privacy: Privacy, now: int) -> tuple[Record, Counter[str]]:
+    """Return a record from `export_record`, without a learned state, and the numbers of omitted texts by reason."""
+    try:
+        export = msgspec.convert(exported_user, Export, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise UserError(f"export: {error}; expected the result of `users export`") from None
+    user, texts = checked_id(export.user), [_import_text(*item) for item in enumerate(export.texts, 1)]
+    omissions, allowed_texts = Counter[str](), list[StoredText]()
+    for saved in texts:
+        if not saved.text:
+            omissions["they are empty"] += 1
+        elif (content := privacy.withhold_reason(saved.text, saved.context)) is not None:
+            omissions[f"they seem to contain {content}"] += 1
+        elif privacy.is_expired(saved, now):
+            omissions["they are older than the retention time"] += 1
+        else:
+            allowed_texts.append(saved)
+    newest_texts = privacy.newest(tuple(allowed_texts))
+    if surplus_count := len(allowed_texts) - len(newest_texts):
+        limit = f"{privacy.max_texts:,} texts of a user, of {MAX_USER_BYTES >> 10} KiB in total"
+        omissions[f"only the newest {limit}, are stored"] = surplus_count
+    record = replace(Record.new(user, now), last_number=len(texts), texts=newest_texts, paused=export.paused)
+    return record, omissions
+
+
+def _import_text(number: int, exported_text: ExportedText) -> StoredText:
+    seconds = to_seconds(exported_text.time)  # "2026-01-01" is midnight in UTC
+    if seconds is None or not 0 <= math.floor(seconds) <= MAX_TIME:
+        expected = "expected Unix seconds or a time such as 2026-11-21T18:30, from 1970 to 9999"
+        raise UserError(f"export: text {number:,}: {expected}, got {exported_text.time!r:.30}")
+    context = checked_context(exported_text.context)
+    return StoredText(number, clean_text(exported_text.text), math.floor(seconds), context)

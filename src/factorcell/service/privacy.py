@@ -8,9 +8,8 @@ from typing import Any
 
 import regex
 
-from factorcell.completion.texts import MAX_BYTES
 from factorcell.data.private_content import find_private_content, texts_in
-from factorcell.data.text_folds import HANGUL, UNSPACED, screening
+from factorcell.data.text_folds import HANGUL, MAX_BYTES, UNSPACED, screening
 from factorcell.errors import UserError
 from factorcell.io import input_files
 from factorcell.service.record import StoredText

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from factorcell.completion.texts import byte_length
-from factorcell.data.text_folds import same_text, screening
+from factorcell.data.text_folds import byte_length, same_text, screening
 from factorcell.errors import UserError, check_format
 
 LOG = logging.getLogger("factorcell.service")
@@ -60,10 +59,7 @@ class StoredText(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LearnedState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a user after a model learned the texts up to `last_number`.
-
-    `model_identity` is `ServedModel.identity`; `user_bytes` has the bytes of a `User` without history.
-    """
+    """The state of a user after the model `ServedModel.identity` learned the texts up to `last_number`."""
 
     model_identity: bytes
     last_number: int
@@ -139,12 +135,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @classmethod
     def from_bytes(cls, content: bytes, user: str) -> "Record":
-        """Return the record of `user` from the bytes of `to_bytes`.
-
-        Raises:
-            DamagedRecordError: The bytes are altered or truncated, or belong to another user.
-            UserError: The format is newer than this version supports.
-        """
+        """Return the record of `user` from the bytes of `to_bytes`; raise a `DamagedRecordError` if they are others."""
         body, checksum = content[:-CHECKSUM_SIZE], content[-CHECKSUM_SIZE:]
         if content[: len(MAGIC)] != MAGIC or zlib.crc32(body).to_bytes(CHECKSUM_SIZE, "little") != checksum:
             raise DamagedRecordError("user record: truncated or altered")
@@ -162,11 +153,7 @@ _DECODER = msgspec.msgpack.Decoder(Record)
 
 
 def checked_id(user: str) -> str:
-    """Return a user id unchanged.
-
-    Raises:
-        UserError: The id is empty, has unprintable characters, or is longer than `MAX_ID_BYTES` in UTF-8.
-    """
+    """Return a user id of 1 to `MAX_ID_BYTES` bytes of printable characters; raise a `UserError` for others."""
     if not isinstance(user, str) or not user or not user.isprintable() or len(user.encode()) > MAX_ID_BYTES:
         raise UserError(f"user id: expected 1 to {MAX_ID_BYTES} bytes of printable characters")
     return user
@@ -179,11 +166,7 @@ def check_key(key: str | None) -> None:
 
 
 def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue]:
-    """Return a context as a new dict.
-
-    Raises:
-        UserError: A value is neither a short text nor a finite number nor a boolean.
-    """
+    """Return a context as a dict of short texts, finite numbers and booleans; raise a `UserError` for others."""
     checked: dict[str, ContextValue] = {}
     for name, value in (context or {}).items():
         if isinstance(value, str):

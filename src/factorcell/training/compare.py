@@ -104,11 +104,7 @@ def train_models(
     seeds: int = 1,
     **options: Any,
 ) -> Iterator[tuple[str, Run]]:
-    """Train the runs of a comparison; yield the name of the model and the run of each training.
-
-    The first training determines the options and the number of steps of all others. The folders of a model are, for
-    example, `factorcell` and `factorcell-seed-1`. `options` are those of `train_run`.
-    """
+    """Train the runs of a comparison, all with the options of the first; yield each model name and run."""
     first_seed = Config.from_dict(specified).training.seed
     specified = add_options(specified, {"ngram_mixture": False})  # a comparison measures the models alone
     for model in models:

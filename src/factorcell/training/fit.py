@@ -13,7 +13,6 @@ import torch
 from factorcell.completion.blend import save_settings
 from factorcell.completion.online import distinguishes_users, user_variable
 from factorcell.completion.replay import Stream, read_streams
-from factorcell.completion.texts import is_valid_text
 from factorcell.completion.tuning import fit_settings
 from factorcell.config import (
     Config,
@@ -30,6 +29,7 @@ from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table, table_name
+from factorcell.data.text_folds import is_valid_text
 from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.diagnostics import report_run, training_table_findings
 from factorcell.evaluation.linear_classifier import possible_targets, save_classifiers
@@ -276,10 +276,7 @@ def train_and_log(
 
 
 def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) -> files.Row | None:
-    """Compare a trained run with n-gram counts of its texts, if requested; return a row for training.json.
-
-    With the option `ngram_mixture`, the mixture is saved if it is significantly better on the development texts.
-    """
+    """Mix a run with n-gram counts if requested, save the mixture if it is better, and return the facts."""
     is_requested = run.config.training.ngram_mixture
     if not (is_requested or compare_ngram):
         return None
@@ -339,10 +336,7 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
 def save_other_models(
     run: Run, corpus: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
 ) -> files.Row:
-    """Fit priors, linear baselines and the settings of completion; return entries for training.json.
-
-    The cost fits the `minutes` of the training; by default, these are estimated from its steps.
-    """
+    """Fit priors, linear baselines and the settings of completion at a cost for these minutes; return the facts."""
     minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     max_cost = classifier_cost(minutes, len(possible_targets(run)))
     save_classifiers(run, corpus, max_cost)
@@ -358,10 +352,7 @@ def save_other_models(
 def write_training_facts(
     run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
 ) -> None:
-    """Write training.json with further `facts` and the other files that complete a run, and log its results.
-
-    `chosen` are the options that were chosen automatically; the run may not use all of them.
-    """
+    """Write training.json, with the options `chosen` automatically, and all files that complete a run."""
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
     if path := relative_path(source, run.folder):

@@ -66,10 +66,7 @@ Floats = NDArray[np.float64]
 
 
 def fit_weights_by_group(nats: Floats, groups: Ids, group_count: int) -> Floats:
-    """Return the weights (G, M) of each group of targets, kept near the weights of all targets by a prior.
-
-    `nats` (N, M) are those of each target in each model, and `groups` (N,) is the group of each target.
-    """
+    """Return the weights (G, M) of each group of targets (N,), kept near those of all targets by a prior."""
     prior = PRIOR_TARGETS * fit_weights(nats)
     return np.stack([fit_weights(nats[groups == group], prior) for group in range(group_count)])
 
@@ -179,8 +176,8 @@ def _fit_shares(ngram: NGram, corpus: Corpus, dev: Corpus, column: int, highest:
 def _choose_components(nats: Floats, groups: Ids, group_count: int, halves: Ids) -> tuple[list[int], Floats]:
     """Choose the components by cross-validation over `halves` (N,), which has the half of each target, 0 or 1.
 
-    Column 0 of the nats (N, M) of development targets is the neural model, and column 1 the n-gram model. Return the
-    columns of the components, and the nats (N,) in the mixtures whose weights were fitted on the other halves.
+    Columns 0 and 1 of the nats (N, M) are the neural and the n-gram model. Return the columns of the components, and
+    the nats (N,) in the mixtures whose weights were fitted on the other halves.
     """
     optional, results = range(2, nats.shape[1]), list[tuple[float, list[int], Floats]]()
     candidates: list[tuple[int, ...]] = [(), *((column,) for column in optional), tuple(optional)]

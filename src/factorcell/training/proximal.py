@@ -59,10 +59,7 @@ def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
 
 
 class Penalty(NamedTuple):
-    """The penalty `l1` on the absolute distance of a parameter from its `start` w0, which has its shape.
-
-    `l1` is in nats per unit of distance: a number, or one per column (F,).
-    """
+    """The penalty `l1`, a number or one per column (F,), on the distance of a parameter from its `start` w0."""
 
     start: Tensor
     l1: float | Tensor

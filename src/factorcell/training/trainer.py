@@ -18,12 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Adapter
-from factorcell.data.corpus import (
-    Batch,
-    Corpus,
-    is_known_target,
-    target_frequencies,
-)
+from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.data.counts import SharedTargets
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
@@ -264,10 +259,7 @@ class Trainer:
         return max(1, int((self.shared_targets.mask(batch) if self.shared_targets else batch.lengths).sum()))
 
     def nats(self, batch: Batch) -> tuple[Tensor, SampledRows | None, RowValues]:
-        """Return the nats (B, T) of the targets of a batch, 0 for padding and for targets that are not learned.
-
-        With `RowAdam`, also return the rows of the token tables that the loss reads, and the values of these rows.
-        """
+        """Return the nats (B, T) of the learned targets, and with `RowAdam` the rows of tables and their values."""
         step, seed, model = self.progress.step, self.config.seed, self.run.model
         dropout = model.config.dropout_context
         if dropout:
@@ -293,10 +285,7 @@ class Trainer:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
     def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
-        """Return the error about a loss that is not finite; it lists the rows of the batch that cause it.
-
-        These are the rows with nats that are not finite, or else with such gradients, or else all rows.
-        """
+        """Return the error about a loss that is not finite, with the rows of such nats, or gradients, or all."""
         rows = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
         rows = rows or [row for row in batch.rows.tolist() if not self._has_finite_gradient(row)]
         numbers = sorted(row + 1 for row in rows or batch.rows.tolist())

@@ -15,7 +15,7 @@ from factorcell.config import Config, HuggingFaceOptions, option_sections, optio
 from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock
-from factorcell.io.extras import missing_package_error
+from factorcell.io.extras import import_extra
 from factorcell.io.findings import LOG
 from factorcell.options import limits
 from factorcell.training.fit import check_equal_options, read_corpora, train_run
@@ -135,10 +135,7 @@ def _trial_name(trial: "optuna.Trial | optuna.trial.FrozenTrial") -> str:
 
 def import_optuna() -> Any:
     """Return the module `optuna`; raise a `UserError` if it is not installed."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise missing_package_error("a search for options", error.name, "tune") from None
+    optuna = import_extra("optuna", "a search for options", "tune")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

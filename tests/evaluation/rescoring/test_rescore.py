@@ -21,8 +21,7 @@ from factorcell.evaluation.rescoring.rescore import (
     word_error_rates,
 )
 from factorcell.io import files
-from factorcell.ngram.ngram import NGram
-from factorcell.ngram.spelling import spelling_model
+from factorcell.ngram.ngram import NGram, spelling_model
 from factorcell.runs.run import Run
 from tests.findings import expected_finding, no_findings
 from tests.small_runs import ROWS, make_run

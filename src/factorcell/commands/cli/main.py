@@ -4,12 +4,11 @@ After a user error or an error of the operating system, the exit code is 2, and 
 error. After an interrupt, the exit code is 130.
 """
 
-import argparse
 import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import HELP_FLAGS, Parser
@@ -83,12 +82,7 @@ COMMANDS = {name: (module, summary) for module, group in GROUPS.values() for nam
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code.
-
-    `words` are the words after the name of the program, by default those of this process.
-    """
-    if "_ARGCOMPLETE" in os.environ:
-        complete()
+    """Run a command line, by default that of this process without the name of the program; return the exit code."""
     try:
         terminal.prepare_streams()
         try:
@@ -135,10 +129,7 @@ def find_command(words: Sequence[str]) -> str:
 
 
 def make_parser(command: str, words: Sequence[str] = ()) -> Parser:
-    """Return the parser of a command.
-
-    Parsers of trainings have the options of the kinds of tokenizer, backbone and head that `words` select.
-    """
+    """Return the parser of a command; `words` select the kinds whose options a parser of trainings has."""
     parser = Parser(f"{PROG} {command}", COMMANDS[command][1], words)
     find_function(command, "add", "_arguments")(parser)
     help_text = "print details, and all warnings instead of the one that can mislead most"
@@ -172,33 +163,3 @@ def _show_commands(words: Sequence[str]) -> int:
         terminal.show(*["", title, *rows] if rows else [])
     terminal.show("", f"{PROG} COMMAND --help shows the options of a command, {PROG} --version the version.")
     return 0 if words else 2
-
-
-def complete() -> NoReturn:
-    """Send the shell the words that can come next on the command line, and end the process.
-
-    After `eval "$(register-python-argcomplete factorcell)"`, the shell starts this program with the line typed so far
-    whenever the user presses Tab.
-    """
-    import argcomplete
-    from argcomplete.lexers import split_line
-
-    program_word_count = int(os.environ["_ARGCOMPLETE"])  # words before the arguments: 1 for `factorcell`
-    *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    words = words[program_word_count:]
-    command = find_command(words)
-    if command:
-        parser = make_parser(command)
-        for action in parser.actions:  # arguments without choices are completed with files
-            placeholder = str(action.metavar)
-            action.choices = placeholder[1:-1].split(",") if placeholder.startswith("{") else None
-        argparse_parser, word_count = parser.to_argparse(), len(command.split())
-    else:
-        names = [name.split() for name in COMMANDS]
-        next_words = dict.fromkeys(name[len(words)] for name in names if name[: len(words)] == words)
-        argparse_parser, word_count = argparse.ArgumentParser(add_help=False), len(words)
-        argparse_parser.add_argument("command", choices=list(next_words))
-    # The parser is that of the command, so argcomplete has to skip the command as it skips the program.
-    os.environ["_ARGCOMPLETE"] = str(program_word_count + word_count)
-    argcomplete.autocomplete(argparse_parser)
-    raise AssertionError("argcomplete ends the process")

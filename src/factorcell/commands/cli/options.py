@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from factorcell.commands.cli.parser import Parser
@@ -131,12 +130,12 @@ def prepare_training(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]
     return specified
 
 
-def open_run(arguments: argparse.Namespace, folder: Path | None = None) -> "Run":
-    """Open a run folder, by default that of the command, as the options of `add_computing` specify."""
+def open_run(arguments: argparse.Namespace) -> "Run":
+    """Open the run folder of a command as its options of computing specify."""
     from factorcell.runs.run import Run
 
     mixture = not getattr(arguments, "no_ngram_mixture", False)
-    return Run.open(folder or arguments.run, mixture=mixture, device=arguments.device, precision=arguments.precision)
+    return Run.open(arguments.run, mixture=mixture, device=arguments.device, precision=arguments.precision)
 
 
 def set_threads(count: int) -> None:
@@ -157,9 +156,9 @@ def parse_context(run: "Run | None", texts: Sequence[str], option: str = "--cont
 
 
 def parse_context_values(run: "Run | None", texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
-    """Return the values of each column, without repetitions, from texts `NAME=VALUE` or `NAME=VALUE; NAME=VALUE`.
+    """Return the distinct values of each column from texts `NAME=VALUE; NAME=VALUE`; errors begin with `option`.
 
-    NAME ends before the first equals sign, or is a column of `run`. Error messages begin with `option`.
+    NAME ends before the first equals sign, or is a column of `run`.
     """
     values: dict[str, list[str]] = {}
     columns = () if run is None else run.schema.columns()

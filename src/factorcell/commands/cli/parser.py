@@ -153,14 +153,14 @@ class Parser:
         """All flags, including those that show the help."""
         return [*HELP_FLAGS, *(flag for action in self.actions for flag in action.option_strings)]
 
-    def to_argparse(self) -> argparse.ArgumentParser:
-        """Return a single argparse parser with all arguments, which formats the help and completes in the shell."""
+    def format_help(self) -> str:
+        """Return the help text, with the rarely needed options if the words of the command contain --help-all."""
         width = min(MAX_LINE_WIDTH, shutil.get_terminal_size().columns) - 2
         formatter = partial(argparse.HelpFormatter, max_help_position=NAME_WIDTH, width=width)
         epilog = f"{self.prog} --help-all also shows {self.hidden_count} rarely needed options."
         usage = argparse.HelpFormatter(f"{self.prog} [options]", width=sys.maxsize)  # one line
         usage.add_usage(None, [action for action in self.actions if action.required or not action.option_strings], [])
-        return argparse.ArgumentParser(
+        parser = argparse.ArgumentParser(
             self.prog,
             usage=usage.format_help().strip().removeprefix("usage: "),
             description=self.summary,
@@ -169,10 +169,7 @@ class Parser:
             formatter_class=formatter,
             parents=[self.positional, self.optional],
         )
-
-    def format_help(self) -> str:
-        """Return the help text, with the rarely needed options if the words of the command contain --help-all."""
-        return self.to_argparse().format_help()
+        return parser.format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse the words that follow a command; if there is an unknown option, report it before all other errors."""

@@ -15,15 +15,12 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from factorcell.errors import UserError
 from factorcell.io import findings
 from factorcell.io.findings import LOG, Finding
 from factorcell.io.output import align_columns, escape_hidden, escape_hidden_json, to_json
-
-if TYPE_CHECKING:
-    pass
 
 SMALLEST_PROBABILITY = 1e-300  # smaller probabilities are printed as <1e-300; floats below 2.2e-308 lose precision
 
@@ -33,10 +30,8 @@ Row = dict[str, Any]
 def prepare_streams() -> None:
     """Make the standard streams accept any text: characters that a stream cannot encode are escaped.
 
-    If the locale specifies no encoding (the locale C), output is encoded in UTF-8, as files are.
-
-    Raises:
-        UserError: Standard output is closed.
+    If the locale specifies no encoding (the locale C), output is encoded in UTF-8, as files are. Raise a `UserError`
+    if standard output is closed.
     """
     is_output_closed = sys.stdout is None
     # Without replacements for closed streams, a file that is opened later would become a standard stream.

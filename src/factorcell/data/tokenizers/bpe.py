@@ -17,18 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import regex
 
-from factorcell.config import (
-    BpeOptions,
-    Config,
-    HuggingFaceOptions,
-    PretrainedTokenizerOptions,
-    TokenizerOptions,
-)
+from factorcell.config import BpeOptions, Config, HuggingFaceOptions, PretrainedTokenizerOptions, TokenizerOptions
 from factorcell.data.text_folds import lower_case
 from factorcell.data.tokenizers.tokenizer import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Tokenizer
 from factorcell.errors import UserError
 from factorcell.io import pretrained
-from factorcell.io.extras import missing_package_error
+from factorcell.io.extras import import_extra
 
 if TYPE_CHECKING:
     import tokenizers
@@ -63,11 +57,7 @@ def default_vocabulary(word_count: int) -> int:
 
 def import_library() -> Any:
     """Return the module `tokenizers`, or raise a `UserError` that tells how to install it."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise missing_package_error("the tokenizer bpe", "tokenizers", "bpe") from None
-    return tokenizers
+    return import_extra("tokenizers", "the tokenizer bpe", "bpe")
 
 
 class BpeTokenizer(Tokenizer):
@@ -309,11 +299,7 @@ class PretrainedTokenizer(BpeTokenizer):
 
     @classmethod
     def of_base(cls, config: Config) -> Self:
-        """Return the tokenizer of the pretrained model that the backbone of `config` names.
-
-        Raises:
-            UserError: The backbone is not pretrained, or its tokenizer is missing or not supported.
-        """
+        """Return the tokenizer of the base of `config`; raise a `UserError` if there is no base or tokenizer."""
         backbone = config.backbone
         if not (isinstance(backbone, HuggingFaceOptions) and backbone.is_pretrained):
             raise UserError("tokenizer pretrained: expected a pretrained model (base), got none; set base, or use bpe")

@@ -62,11 +62,7 @@ def new_tokenizer(config: Config) -> Tokenizer:
 
 
 def load_tokenizer(config: Config, folder: Path) -> Tokenizer:
-    """Return the tokenizer whose files `Tokenizer.save` wrote into `folder`.
-
-    Raises:
-        UserError: A file is missing or damaged.
-    """
+    """Return the tokenizer that `Tokenizer.save` wrote; raise a `UserError` if a file is missing or damaged."""
     cls = tokenizer_class(config.tokenizer.kind)
     contents = {name: input_files.read_bytes(folder / name) for name in cls.FILES}
     try:

@@ -13,13 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import regex
 
-from factorcell.config import (
-    CharacterOptions,
-    GraphemeOptions,
-    SpaceOptions,
-    TokenizerOptions,
-    WordOptions,
-)
+from factorcell.config import CharacterOptions, GraphemeOptions, SpaceOptions, TokenizerOptions, WordOptions
 from factorcell.data.text_folds import lower_case, with_final_sigma
 from factorcell.errors import UserError
 from factorcell.io import files

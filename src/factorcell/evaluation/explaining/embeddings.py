@@ -170,10 +170,7 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> dict[str, A
 
 
 def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
-    """Project `vectors` (N, k) to their first two principal axes; return points (N, 2) and shares of variance (2,).
-
-    Principal axes have no sign; scikit-learn makes the component of an axis that is largest in absolute value positive.
-    """
+    """Project `vectors` (N, k) to two principal axes; return points (N, 2) and shares of variance (2,)."""
     from sklearn.decomposition import PCA
 
     if vectors.shape[0] < MIN_VALUES or vectors.shape[1] < 2:

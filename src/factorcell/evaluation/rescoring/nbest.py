@@ -42,21 +42,13 @@ UTTERANCE_FIELDS = ("id", "hypotheses", "reference")  # all other fields are col
 
 @dataclass(frozen=True)
 class Utterance:
-    """The n-best list of an utterance.
+    """The n-best list of an utterance."""
 
-    Attributes:
-        id: The unique name of the utterance.
-        texts: The hypotheses (H), in the order of the first pass, the best first.
-        scores: The scores of each hypothesis in nats (H, S).
-        reference: The correct transcript, if it is known.
-        columns: The values of other columns, such as the speaker.
-    """
-
-    id: str
-    texts: tuple[str, ...]
-    scores: Floats
-    reference: str | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    id: str  # the unique name of the utterance
+    texts: tuple[str, ...]  # the hypotheses (H), in the order of the first pass, the best first
+    scores: Floats  # the scores of each hypothesis in nats (H, S)
+    reference: str | None = None  # the correct transcript, if it is known
+    columns: Mapping[str, Any] = field(default_factory=dict)  # the values of other columns, such as the speaker
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from factorcell.evaluation.text_figures import sum_per_text
 from factorcell.io import files
 from factorcell.io.findings import Finding, report
 from factorcell.io.progress import progress_bar
-from factorcell.ngram.ngram import NGram
-from factorcell.ngram.spelling import spelling_nats
+from factorcell.ngram.ngram import NGram, spelling_nats
 from factorcell.nn.scoring import check_lengths
 from factorcell.options import limits
 from factorcell.runs.run import Run
@@ -42,11 +41,7 @@ UTTERANCES_AT_ONCE = 500
 
 
 def share_weights(names: Sequence[str], share: float = 0.5) -> Weights:
-    """Return weights for the scores `names` without fitting.
-
-    The rescoring model has the weight `share`, the first-pass language model (`lm`) 1 - `share`, other scores 1, and
-    the number of words 0.
-    """
+    """Return weights without fitting: `share` for the model, 1 - `share` for `lm`, 0 for words, 1 for others."""
     [share] = limits.check(share=share)
     weights = {name: 1 - share if name == LM else 1.0 for name in names}
     return {**weights, MODEL: share, WORDS: 0.0}
@@ -66,8 +61,7 @@ def read_weights(path: str | Path) -> Weights:
 def _read_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any], unknown: str) -> list[Row]:
     """Return the values of each utterance in the context columns of the model; those of `shared` have precedence.
 
-    A finding names columns that no utterance has. If the lists have a column with a similar name instead, this raises a
-    `UserError`, unless the policy `unknown` is "expected".
+    A finding, or an error if the lists have a similar name, is about columns that no utterance has.
     """
     columns = model.schema.columns()
     for name in shared:
@@ -269,10 +263,7 @@ def _compute_rates(column: str, value: str, rows: Sequence[Row]) -> Row:
 
 
 def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return for each of `texts` (H) the fewest insertions, deletions and substitutions of words from `reference`.
-
-    This is their Levenshtein distance over words, which white space separates.
-    """
+    """Return the Levenshtein distance over words of each of `texts` (H) from `reference`."""
     reference_words, hypotheses = reference.split(), [text.split() for text in texts]
     id_by_word = {word: word_id for word_id, word in enumerate(dict.fromkeys(reference_words))}
     reference_ids = np.array([id_by_word[word] for word in reference_words], dtype=np.int64)

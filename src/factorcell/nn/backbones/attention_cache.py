@@ -19,19 +19,14 @@ INITIAL_ENTRIES = 64  # tokens for which a tree reserves memory first
 
 @dataclass(frozen=True)
 class CacheState:
-    """Keys and values of the tokens that N texts have read.
+    """Keys and values of the tokens that N texts have read."""
 
-    Attributes:
-        lengths: Number of tokens of each text (N,).
-        arrays: The keys, then the values (N, A, S, d) of each layer; empty if no text has a token.
-        tree: The tree that already stores the first tokens of the texts, if they come from a tree.
-        entries: The rows of the tree that store these tokens (N, S), padded on the left.
-    """
-
-    lengths: Tensor
+    lengths: Tensor  # number of tokens of each text (N,)
+    # the keys, then the values (N, A, S, d) of each layer; empty if no text has a token
     arrays: tuple[Tensor, ...] = ()
+    # the tree that already stores the first tokens of the texts, if they come from a tree
     tree: "CacheTree | None" = None
-    entries: Tensor | None = None
+    entries: Tensor | None = None  # the rows of the tree that store these tokens (N, S), padded on the left
 
     @property
     def width(self) -> int:
@@ -71,11 +66,9 @@ class CacheState:
         return columns >= self.width - self.lengths[:, None]
 
     def after(self, arrays: Sequence[Tensor], lengths: Tensor | None) -> "CacheState":
-        """Return the state after T more tokens of each text.
+        """Return the state after T more tokens of each text, of which the first `lengths` (N,), by default all, count.
 
-        Args:
-            arrays: The keys, then the values (N, A, S + T, d) of the stored and the new tokens of each layer.
-            lengths: How many of the T new tokens belong to each text (N,); the others are padding. Default: all.
+        The `arrays` are the keys, then the values (N, A, S + T, d) of the stored and the new tokens of each layer.
         """
         new_count = arrays[0].shape[2] - self.width
         if lengths is None or bool((lengths == new_count).all()):

@@ -18,14 +18,7 @@ from factorcell.config import HuggingFaceOptions
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
 from factorcell.io.extras import missing_package_error
-from factorcell.io.pretrained import (
-    Source,
-    find_source,
-    first_line,
-    quiet,
-    read_config,
-    transformers,
-)
+from factorcell.io.pretrained import Source, find_source, first_line, quiet, read_config, transformers
 from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
 from factorcell.nn.backbones.attention_cache import CacheState
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout
@@ -122,19 +115,13 @@ class HuggingFaceBackbone(Backbone):
         return inputs, inputs if is_tied else self._complete_table(self._tables[1], *counts)
 
     def _complete_table(self, table: Tensor, vocabulary_size: int, known_count: int, end: int) -> nn.Parameter:
-        """Return the rows of the `vocabulary_size` tokens in float32, because the head computes in float32.
-
-        The table of the base may have more rows than its tokenizer has tokens, which are not trained.
-        """
+        """Return the rows of `vocabulary_size` tokens in float32; a base may have further, untrained rows."""
         rows = table.detach().float()[:known_count]
         rows = torch.cat([rows, rows[[end] * (vocabulary_size - len(rows))]])
         return nn.Parameter(rows, requires_grad=not self.is_frozen)
 
     def output_bias(self, vocabulary_size: int, known_count: int) -> Tensor | None:
-        """Return the bias (V,) of the output layer of a pretrained model.
-
-        Ids that the model does not have, whose rows are those of the end of a text, have the bias `UNUSED_BIAS`.
-        """
+        """Return the bias (V,) of the output layer; ids that the model does not have get `UNUSED_BIAS`."""
         if not self.options.is_pretrained:
             return None
         table = self._tables[1]

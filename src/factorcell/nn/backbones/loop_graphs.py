@@ -30,13 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from factorcell.nn.backbones.cells import (
-    CellState,
-    RecurrentStep,
-    run_loop,
-    update_state,
-    update_state_in_one_kernel,
-)
+from factorcell.nn.backbones.cells import CellState, RecurrentStep, run_loop, update_state, update_state_in_one_kernel
 from factorcell.nn.kernels import gpu, library
 from factorcell.nn.kernels.recurrence import ARRAY_FIELDS, RecurrenceInputs
 

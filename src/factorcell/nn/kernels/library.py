@@ -81,10 +81,7 @@ def retain_freed_memory() -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager in which matrix products on `device` multiply numbers of the type `name`.
-
-    `name` is float32 or bfloat16; sums of products are float32.
-    """
+    """Return a context manager in which products on `device` multiply float32 or bfloat16 numbers."""
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
 
@@ -124,11 +121,7 @@ def thread_count(jobs: int) -> int:
 
 
 def call(function: str, arguments: ctypes.Structure, instruction_set: int, *flags: bool) -> None:
-    """Call a compiled function, whose `arguments` are checked; `flags` are others, such as whether to run backward.
-
-    Raises:
-        MemoryError: The function cannot allocate its working memory.
-    """
+    """Call a compiled function with checked `arguments`; raise a `MemoryError` if it cannot allocate memory."""
     if size_of(function, arguments, instruction_set, *flags):
         raise MemoryError(f"not enough memory for the compiled {function}")
 

@@ -55,39 +55,23 @@ class PackedWeight:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrenceInputs:
-    """Arguments of the recurrence.
+    """Arguments of the recurrence."""
 
-    Args:
-        input_gates: What the inputs contribute to the gates (B, T, 3H).
-        bias: b (B, 3H).
-        input_reduced: What the inputs contribute to z (B, T, R).
-        weight: W (H, 3H).
-        left: L (B, H, R).
-        right: R (B, R, 3H).
-        keep: Dropout factors (T, B, H) on the candidate tanh(i).
-        norm: Layer normalization (8, H): gains of i, f, o and m, then their shifts.
-        scale: s (B, 3H), a factor on the product with W.
-        feed: Dropout factors (B, H) on h in the products with W and L.
-        hidden: First h (B, H).
-        memory: First m (B, H).
-        lengths: Steps of each text (B,); after them the state of the text does not change and its outputs are zero.
-        packed: The packed form of `weight`, to save the time of packing it in every call.
-    """
-
-    input_gates: Tensor
-    bias: Tensor
-    input_reduced: Tensor | None = None
-    weight: Tensor
-    left: Tensor | None = None
-    right: Tensor | None = None
-    keep: Tensor | None = None
-    norm: Tensor | None = None
-    scale: Tensor | None = None
-    feed: Tensor | None = None
-    hidden: Tensor
-    memory: Tensor
+    input_gates: Tensor  # what the inputs contribute to the gates (B, T, 3H)
+    bias: Tensor  # b (B, 3H)
+    input_reduced: Tensor | None = None  # what the inputs contribute to z (B, T, R)
+    weight: Tensor  # W (H, 3H)
+    left: Tensor | None = None  # L (B, H, R)
+    right: Tensor | None = None  # R (B, R, 3H)
+    keep: Tensor | None = None  # dropout factors (T, B, H) on the candidate tanh(i)
+    norm: Tensor | None = None  # layer normalization (8, H): gains of i, f, o and m, then their shifts
+    scale: Tensor | None = None  # s (B, 3H), a factor on the product with W
+    feed: Tensor | None = None  # dropout factors (B, H) on h in the products with W and L
+    hidden: Tensor  # first h (B, H)
+    memory: Tensor  # first m (B, H)
+    # steps of each text (B,); after them the state of the text does not change and its outputs are zero
     lengths: Tensor | None = None
-    packed: PackedWeight | None = None
+    packed: PackedWeight | None = None  # the packed form of `weight`, to save the time of packing it in every call
 
     def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all arrays except `lengths` converted to `dtype`."""
@@ -112,10 +96,9 @@ def supports(inputs: RecurrenceInputs) -> bool:
 
 
 def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the recurrence; within autocast, compute products in bfloat16 if the processor supports it.
+    """Run the recurrence; return hidden states (B, T, H), the last hidden state (B, H) and the last memory (B, H).
 
-    Returns:
-        Hidden states (B, T, H), the last hidden state (B, H) and the last memory (B, H).
+    Within autocast, products are computed in bfloat16 if the processor supports it.
     """
     arrays = inputs.arrays()
     needs_backward = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
@@ -180,8 +163,7 @@ def _forward(inputs: Mapping[str, Tensor | None], needs_backward: bool, **option
 def _backward(inputs: Mapping[str, Tensor | None], **options: Any) -> tuple[Tensor, ...]:
     """Return gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` (B, 8, H).
 
-    `inputs` are the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of the loss
-    with respect to h, the last h and the last m.
+    `inputs` are arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of its outputs.
     """
     gates, left = cast(Tensor, inputs["gates"]), inputs["left"]
     batch, steps, columns = gates.shape

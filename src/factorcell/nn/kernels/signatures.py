@@ -28,19 +28,13 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Array:
-    """A dense array field of a structure.
+    """A dense array field of a structure."""
 
-    Args:
-        shape: The dimensions in letters, such as "B T 3H"; with a question mark at the end, the array may be missing.
-        element: The element type, a key of `DTYPES`, or "half": bfloat16 if products are in bfloat16, else float.
-        upto: The letter of the size that is the largest valid integer in the array.
-        below: The letter of the size that all integers in the array must be less than.
-    """
-
-    shape: str
+    shape: str  # the dimensions in letters, such as "B T 3H"; with a question mark at the end, the array may be missing
+    # the element type, a key of `DTYPES`, or "half": bfloat16 if products are in bfloat16, else float
     element: str = "float"
-    upto: str = ""
-    below: str = ""
+    upto: str = ""  # the letter of the size that is the largest valid integer in the array
+    below: str = ""  # the letter of the size that all integers in the array must be less than
 
     @cached_property
     def dimensions(self) -> list[tuple[int, str]]:

@@ -58,19 +58,12 @@ DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a site.
+    """The settings of a site."""
 
-    Attributes:
-        deadline: Seconds for a completion, unless the request sets its own deadline.
-        host_names: Host names by which clients may address the server; if empty, any name.
-        origins: Origins of other sites whose pages may send requests, such as https://shop.example.
-        pad: Responses with completions are padded to a multiple of this number of bytes; 0 for no padding.
-    """
-
-    deadline: float = 0.1
-    host_names: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    pad: int = 0
+    deadline: float = 0.1  # seconds for a completion, unless the request sets its own deadline
+    host_names: tuple[str, ...] = ()  # host names by which clients may address the server; if empty, any name
+    origins: tuple[str, ...] = ()  # origins of other sites whose pages may send requests, such as https://shop.example
+    pad: int = 0  # responses with completions are padded to a multiple of this number of bytes; 0 for no padding
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -111,10 +104,7 @@ class Metrics:
 
 
 def new_lanes(threads: int = 0) -> dict[str, Lane]:
-    """Return thread pools by name, each with as many `threads`, 0: one per core.
-
-    Completions and changes have their own lanes, so that neither can keep the other from running.
-    """
+    """Return pools of `threads` threads, 0: one per core; completions and changes cannot hinder each other."""
     threads = threads or usable_cores()
     return {
         "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),

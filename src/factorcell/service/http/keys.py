@@ -57,17 +57,7 @@ def read_keys(path: str | Path) -> tuple[KeyEntry, ...]:
 
 
 def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
-    """Create a key, add its hash to a file that only its owner can read, and return the key.
-
-    Args:
-        path: The file of keys, which is created if it does not exist.
-        name: A name that no other key of the file has.
-        scopes: Names of the kinds of requests that the key allows, from `KEY_SCOPES`.
-        rate: Requests per second, or None for no limit.
-
-    Raises:
-        UserError: Another key has this name, or an argument is invalid.
-    """
+    """Create a key, add its hash to a file that only its owner can read, and return it; check the arguments."""
     content = input_files.read_text(path) if Path(path).exists() else ""
     if content and name in (entry.name for entry in read_keys(path)):
         raise UserError(f"{path}: a key named {name!r} exists already; choose another name")
@@ -89,12 +79,7 @@ def _digest(key: str) -> str:
 
 
 class KeyRing:
-    """The entries of a file of keys, and the times at which their next requests are due.
-
-    Args:
-        path: The file of keys.
-        share: The share of each rate that this process grants.
-    """
+    """The entries of a file of keys, and the times of their next requests; a process grants a `share` of each rate."""
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
         self.path, self.share = Path(path), share
@@ -116,10 +101,7 @@ class KeyRing:
         return self._entries_by_hash.get(_digest(key))
 
     def count_request(self, entry: KeyEntry) -> float:
-        """Count a request against the rate of its key and return 0; above the rate, return the seconds to wait.
-
-        A burst may use the rate of the last `BURST_SECONDS`.
-        """
+        """Count a request and return 0, or the seconds to wait if the rate of the last seconds is exceeded."""
         if entry.rate is None:
             return 0.0
         interval, now = 1 / (entry.rate * self.share), time.monotonic()

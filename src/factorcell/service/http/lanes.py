@@ -41,13 +41,9 @@ class TimeLimit:
 
 
 class Lane:
-    """A pool of threads with a bounded queue.
+    """A pool of threads with a bounded queue of at most `max_waiting` requests; `name` names it in the metrics.
 
-    Args:
-        name: The name of the lane in thread names and metrics.
-        threads: Number of threads.
-        max_waiting: Maximum number of waiting requests.
-        min_seconds: Minimum seconds for work that can be cut short; infinite (the default) if work cannot be cut short.
+    Work may be cut short after `min_seconds`; infinite seconds (the default) mean that it cannot be cut short.
     """
 
     def __init__(self, name: str, threads: int, max_waiting: int, min_seconds: float = math.inf) -> None:
@@ -65,16 +61,9 @@ class Lane:
     async def run(
         self, work: Callable[[TimeLimit], T], deadline: float, wait_for_disconnect: Callable[[], Awaitable[None]]
     ) -> T:
-        """Run `work` in a thread and return its result.
+        """Run `work` in a thread, with a time limit before `deadline` (`time.monotonic()`), and return its result.
 
-        Args:
-            work: Called with its time limit.
-            deadline: The `time.monotonic()` at which the work must be done.
-            wait_for_disconnect: Returns when the client has disconnected; the lane then drops or stops the work.
-
-        Raises:
-            ProblemError: The work cannot be finished by the deadline.
-            DisconnectedError: The client has disconnected.
+        Raise a `ProblemError` if it cannot be finished by then, a `DisconnectedError` if the client has disconnected.
         """
         stop = Stop()
         with self._lock:

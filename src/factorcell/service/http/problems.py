@@ -50,11 +50,8 @@ M = TypeVar("M", bound=msgspec.Struct)
 class ProblemError(Exception):
     """A request fails for a reason that the response states.
 
-    Args:
-        kind: A key of `PROBLEM_KINDS`.
-        detail: What is wrong with this request, and what to do.
-        retry_after: Seconds after which the client may try again, or None to omit the header Retry-After.
-        headers: Further headers of the response.
+    The `kind` is a key of `PROBLEM_KINDS`, and `detail` says what is wrong with this request, and what to do. The
+    client may try again after `retry_after` seconds, if that is not None.
     """
 
     def __init__(
@@ -77,10 +74,7 @@ class DisconnectedError(Exception):
 
 
 def problem_from(error: Exception, folder: str = "") -> ProblemError:
-    """Return the problem that describes an error, and log an unexpected error or a damaged record.
-
-    In the message of a `UserError`, "the model" replaces the path `folder` of the run, which clients must not see.
-    """
+    """Return the problem that describes an error, in which "the model" replaces the path `folder`; log a failure."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, HTTPException):  # no route

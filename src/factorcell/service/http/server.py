@@ -196,11 +196,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to a port.
-
-    Raises:
-        UserError: The port is in use, or the host is not an address of this machine.
-    """
+    """Return a socket that is bound to a port; raise a `UserError` if the port is in use or the host is invalid."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = addresses[0]

@@ -16,8 +16,7 @@ from psycopg.abc import PQGen
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from factorcell.errors import UserError
-from factorcell.service.record import StoreError
-from factorcell.service.stores.store import SQLStore, check_schema, one_line
+from factorcell.service.stores.store import SQLStore, check_schema, one_line, store_errors
 
 MAX_CONNECTIONS = 16  # maximum number of connections of one process
 TIMEOUT = 2.0  # maximum number of seconds to wait for a connection, and for an answer
@@ -101,21 +100,12 @@ class PostgresStore(SQLStore):
     @contextmanager
     def _connection(self) -> Iterator[BoundedConnection]:
         """Yield a connection from the pool. If the connection breaks, check the idle connections of the pool."""
-        with _store_errors(), self._pool.connection() as connection:
+        with store_errors("postgresql", psycopg.Error, PoolTimeout, PoolClosed), self._pool.connection() as connection:
             try:
                 yield connection
             finally:
                 if connection.broken and not self._pool.closed:
                     self._pool.check()
-
-
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    """Raise each error of the packages psycopg and psycopg_pool as a `StoreError`."""
-    try:
-        yield
-    except (psycopg.Error, PoolTimeout, PoolClosed) as error:
-        raise StoreError(f"store postgresql: {one_line(error)}") from error
 
 
 def _create_tables(connection: psycopg.Connection[Any]) -> None:

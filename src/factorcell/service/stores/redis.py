@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from factorcell.errors import UserError
 from factorcell.service.record import Record, StoreError
-from factorcell.service.stores.store import PAGE_SIZE, check_schema, one_line
+from factorcell.service.stores.store import PAGE_SIZE, check_schema, one_line, store_errors
 
 TIMEOUT = 2.0  # maximum number of seconds to wait for an answer
 SCHEMA_KEY, SCHEMA_VERSION = b"factorcell:schema", 1
@@ -47,12 +47,9 @@ class RedisStore:
     """A `Store` in a Redis database."""
 
     def __init__(self, url: str) -> None:
-        """Connect to the server.
+        """Connect to the server; raise a `UserError` if it does not answer or may lose writes, or the schema is newer.
 
         If the server does not reveal its settings, this class assumes that acknowledged writes are durable.
-
-        Raises:
-            UserError: No server answers, the schema is newer, or the settings of the server may lose writes.
         """
         no_retry = Retry(NoBackoff(), retries=0)  # a repeated script would find its own write and report a conflict
         try:
@@ -130,10 +127,8 @@ class RedisStore:
         """Return the result of a command; raise a `StoreError` if it fails or the store is closed."""
         if self._is_closed:
             raise StoreError("store redis: the store is closed")
-        try:
+        with store_errors("redis", redis.RedisError):
             return command(*arguments, **options)
-        except redis.RedisError as error:
-            raise StoreError(f"store redis: {one_line(error)}") from error
 
 
 def _user_key(user: str) -> bytes:

@@ -6,14 +6,12 @@ disk. With `secure_delete`, SQLite overwrites deleted rows with zeros.
 
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from factorcell.errors import UserError
-from factorcell.service.record import StoreError
-from factorcell.service.stores.store import SQLStore, check_schema
+from factorcell.service.stores.store import SQLStore, check_schema, store_errors
 
 APPLICATION_ID = 0x66637573  # application id in the header of the file: the letters "fcus" in ASCII
 WRITE_TIMEOUT = 5.0  # seconds for which a connection waits while another process writes
@@ -58,21 +56,12 @@ class SQLiteStore(SQLStore):
             self._writer.close()
 
     def _fetch_rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with _store_errors(), self._read_lock:
+        with store_errors("sqlite", sqlite3.Error), self._read_lock:
             return self._reader.execute(query, values).fetchall()
 
     def _change_row(self, command: str, *values: Any) -> bool:
-        with _store_errors(), self._write_lock:
+        with store_errors("sqlite", sqlite3.Error), self._write_lock:
             return self._writer.execute(command, values).rowcount == 1
-
-
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    """Raise each error of SQLite as a `StoreError`."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StoreError(f"store sqlite: {error}") from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -9,6 +9,7 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -133,19 +134,9 @@ def all_users(store: Store) -> Iterator[str]:
 def update(
     store: Store, user: str, change: Callable[[Record], Record], now: Callable[[], int]
 ) -> tuple[Record, Record]:
-    """Change the stored record of a user, or a new record, by compare-and-swap.
+    """Change the stored record of a user, or a new record, by compare-and-swap; return it before and after the change.
 
-    Args:
-        store: The store.
-        user: The id of the user.
-        change: Returns the new record. If it returns its argument, nothing is written.
-        now: Returns the time in Unix seconds.
-
-    Returns:
-        The record before and after the change.
-
-    Raises:
-        StoreError: Other writers were faster for `WRITE_TIMEOUT` seconds.
+    If `change` returns its argument, nothing is written. Raise a `StoreError` if other writers are faster for too long.
     """
     deadline = monotonic() + WRITE_TIMEOUT
     while True:
@@ -212,6 +203,15 @@ def check_schema(version: int, newest: int, where: object) -> None:
 def one_line(error: BaseException) -> str:
     """Return the message of an error as one short line."""
     return " ".join(str(error).split())[:200]
+
+
+@contextmanager
+def store_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise each of the `errors` of a library as a `StoreError` of the store `name`."""
+    try:
+        yield
+    except errors as error:
+        raise StoreError(f"store {name}: {one_line(error)}") from error
 
 
 class CircuitBreakerStore:
