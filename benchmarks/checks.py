@@ -21,7 +21,7 @@ from torch import nn
 from factorcell.completion.compiled import CompiledEngine
 from factorcell.completion.search import SearchRequest
 from factorcell.config import Config, RecurrentOptions
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.nn.backbones.backbone import BackboneSizes
 from factorcell.nn.backbones.recurrent import Cell
 from factorcell.nn.kernels import signatures, softmax

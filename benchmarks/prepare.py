@@ -52,7 +52,7 @@ def peak_mib() -> float:
 
 def measure(path: Path, tokenizer: str) -> dict[str, float]:
     """Prepare `path`."""
-    from factorcell.data.cache import prepare
+    from factorcell.data.preparation import prepare
 
     config = Config.of(tokenizer=tokenizer, context=("stars",))
     before, start = peak_mib(), time.perf_counter()

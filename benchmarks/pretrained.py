@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import processes
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output import Proposal
 

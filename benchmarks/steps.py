@@ -22,8 +22,8 @@ import torch
 
 from factorcell.adapters.encoder import ContextEncoder
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.nn.backbones.recurrent import RecurrentBackbone
 from factorcell.nn.kernels import library, softmax
 from factorcell.nn.language_model import LanguageModel

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from factorcell.config import MODELS, PRECISIONS, Config, RecurrentOptions
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from factorcell.training.trainer import MAX_GRADIENT_NORM, train
 

@@ -16,6 +16,7 @@ Functions (calls; modules):
     after the rooms              796 (2,857; 138)  142 (2,506; 25)  125 (521; 19)  105 (346; 20)
     after shorter trips          735 (2,210; 112)    131 (883; 25)  117 (357; 18)   96 (334; 20)
     after fewer mechanisms        662 (2,035; 84)     94 (653; 19)  100 (293; 16)   97 (408; 21)
+    after redesigned rooms        620 (2,033; 81)     85 (623; 19)   96 (279; 15)   94 (387; 20)
 """
 
 import argparse

@@ -22,7 +22,7 @@ import corpora
 from commits import first_per_user
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.linear_classifier import MAX_VALUES, LinearClassifier, training_log_prior
 
 MAX_CHARACTERS = 300  # texts are cut at a word before this length

@@ -29,8 +29,8 @@ import study
 from backbone_tables import DataSet
 from corpora import Tables
 from factorcell.config import Config, HuggingFaceOptions
-from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.preparation import prepare
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.nn.devices import find_device

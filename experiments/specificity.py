@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from classifiers import FastText
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, extend_hashes
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.evaluation import linear_classifier
 from factorcell.generation.generate import GenerationOptions, generate, provenance, repair_and_count_rows

@@ -26,10 +26,10 @@ import tacl
 from classifiers import FastText, NaiveBayes
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import Variable
 from factorcell.data.columns.values import category_name
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, apply_temperature, text_accuracies

@@ -64,9 +64,14 @@ def logged_progress() -> Iterator[list[str]]:
 
 def parse_block(lines: Iterable[str]) -> dict[str, str]:
     """Return the texts of the lines that `log_fact` formats, by their labels; of equal labels, the last one."""
-    width = len(format_fact("", ""))
-    facts = [line for line in lines if line.startswith("  ") and line[width - 1 :][:1] == " "]
-    return {line[:width].strip(): line[width:] for line in facts if line[:width].strip()}
+    width, block, label = len(format_fact("", "")), dict[str, str](), ""
+    for line in lines:
+        if line.startswith("  ") and line[width - 1 :][:1] == " ":
+            if name := line[:width].strip():
+                label, block[name] = name, line[width:]
+            else:  # a further line of the same fact
+                block[label] += f"\n{line[width:]}"
+    return block
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.ngram.mixture import NGRAM, CountModels, Mixture
 from factorcell.ngram.ngram import NGram, count_ngrams

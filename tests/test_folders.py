@@ -7,7 +7,7 @@ import pytest
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.io import files, input_files
 from factorcell.ngram import mixture, ngram
 from factorcell.ngram.ngram import NGram
@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "contexts RUN --variable city": (RUN, ()),
     "finetune RUN table.jsonl --out new": (RUN, ()),
     "evaluate RUN table.jsonl": (RUN, ("ngram", "mixture")),
-    "rescore RUN lists.jsonl": (RUN, ("ngram",)),
+    "rescore RUN lists.jsonl": (RUN, ("ngram", "mixture")),
     "mix RUN --dev table.jsonl --out new": (RUN, ("ngram", "mixture")),
     "replay RUN table.jsonl --out new --user city": (RUN, ()),
     "report RUN --out new.html": (RUNS_EXPECTED, ("ngram", "study")),

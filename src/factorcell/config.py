@@ -386,8 +386,8 @@ class DataConfig:
     context: tuple[str, ...] = option(
         (),
         "context column: NAME or NAME:KIND (repeatable); KIND is one of category, number, longitude, text, "
-        "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; without KIND, the values decide: "
-        "category or number",
+        "prompt, vector, cyclic=PERIOD, and for times hour, weekday, yearday; KIND=NOTATION reads cells in a "
+        "notation: point, comma, day-first or month-first; without KIND, the values decide: category or number",
         metavar="NAME[:KIND]",
     )
     user: str = option(

@@ -10,7 +10,7 @@ import pytest
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.explaining import embeddings
 from factorcell.evaluation.explaining.embeddings import Embeddings
 from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
@@ -94,6 +94,8 @@ def test_neighbours_match_those_of_the_function(folder: Path, capsys: pytest.Cap
     assert near == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>", "<city 5>"], 4)]
     assert {row["value"] for row in rows_of(capsys, folder)} == set(known.values[:10])
     assert rows_of(capsys, folder, "--near", "5")[0]["near"] == "1"
+    assert main(["contexts", str(folder / "run"), "--near", "5"]) == 0
+    assert "variable: stars; --variable chooses another: city\n" in capsys.readouterr().err
     assert {row["value"] for row in rows_of(capsys, folder, "--variable", "stars")} == {"1", "5"}
     names = [f"{value} ({known.counts[known.row(value)]:,} texts)" for value in ("<city 3>", "<city 5>")]
     lines = text_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "2").splitlines()

@@ -141,12 +141,12 @@ def test_more_than_two_contexts_have_a_table_of_posteriors(folder: Path, capsys:
 
 
 def test_contexts_are_parsed() -> None:
-    assert contexts_between(["a=1; b=x;y", "a=2"], {"c": "3"}) == {
+    assert contexts_between(None, ["a=1; b=x;y", "a=2"], {"c": "3"}) == {
         "a=1; b=x;y": {"c": "3", "a": "1", "b": "x;y"},
         "a=2": {"c": "3", "a": "2"},
     }
     with pytest.raises(UserError, match="--between and --context both have a value for a"):
-        contexts_between(["a=1", "a=2"], {"a": "3"})
+        contexts_between(None, ["a=1", "a=2"], {"a": "3"})
 
 
 @pytest.mark.parametrize(

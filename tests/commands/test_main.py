@@ -60,8 +60,10 @@ def test_train_reports_how_it_reads_the_columns(tables: Path, capsys: pytest.Cap
     assert run_train(tables, "run") == 0
     block = parse_block(capsys.readouterr().err.splitlines())
     assert block["texts"].startswith("400 (")
-    assert "stars (5 values)" in block["columns"]
-    assert "lat (number" in block["columns"]
+    dialect, stars, lat = block["columns"].splitlines()
+    assert dialect.startswith("dialect: category such as ")
+    assert re.fullmatch(r"stars: category such as \d, \d, \d; 5 values", stars)
+    assert re.fullmatch(r"lat: number such as [-\d.]+, [-\d.]+, [-\d.]+; from .* to .*, mean .*", lat)
     (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
         texts.name, "README.md", "checkpoint.safetensors", "config.json", "log.jsonl", "schema.json",

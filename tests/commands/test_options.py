@@ -12,9 +12,10 @@ from factorcell.commands.cli import options
 from factorcell.commands.cli.main import main
 from factorcell.commands.cli.parser import OUTPUT_FILE, OUTPUT_FOLDER, Parser
 from factorcell.config import Config, option_fields
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
+from factorcell.training.fit import fit
 from tests.commands.leaf_commands import LEAVES, parser
 
 NUMBERED = {"sparse_l1": "0.5"}
@@ -184,6 +185,14 @@ def test_weights_are_not_checked_for_writing_if_they_are_read(
 
 
 def test_a_semicolon_is_part_of_a_value_unless_another_name_follows() -> None:
-    assert options.parse_context(["a=1; b=x;y"]) == {"a": "1", "b": "x;y"}
-    assert options.parse_context(["a=1;2; 3"]) == {"a": "1;2; 3"}
-    assert options.parse_context(["a=1;b=2"]) == {"a": "1", "b": "2"}
+    assert options.parse_context(None, ["a=1; b=x;y"]) == {"a": "1", "b": "x;y"}
+    assert options.parse_context(None, ["a=1;2; 3"]) == {"a": "1;2; 3"}
+    assert options.parse_context(None, ["a=1;b=2"]) == {"a": "1", "b": "2"}
+
+
+def test_a_column_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+    rows = [{"text": "a b c", "a=b": "x", "a": "1"}, {"text": "b a", "a=b": "y=z", "a": "2"}] * 4
+    options_of_run: Any = {"epochs": 1, "min_count": 1, "min_context_count": 1, "hidden_size": 4}
+    run = fit(rows, out=tmp_path / "run", context=["a=b", "a"], **options_of_run)
+    assert options.parse_context(run, ["a=b=y=z; a=2"]) == {"a=b": "y=z", "a": "2"}
+    assert options.parse_context(run, ["a=1", "c=d=2"]) == {"a": "1", "c": "d=2"}

@@ -8,7 +8,7 @@ import torch
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.rescoring.nbest import read_nbest
 from factorcell.evaluation.rescoring.rescore import read_weights, rescore, score_hypotheses, word_error_rates
 from factorcell.io import files

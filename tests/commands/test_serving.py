@@ -28,7 +28,7 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         parse(f"{words} --keys k.toml --block b.txt --typos 1 --cache-size 7 --pad 4096 --precision bfloat16")
     )
     (options,) = served
-    assert (options.run, options.store) == (Path("runs/qac"), "sqlite:///runs/qac.users.db")
+    assert (options.run, options.store) == (Path("runs/qac"), f"sqlite:///{Path.cwd()}/runs/qac.users.db")
     assert (options.host, options.port, options.workers, options.typos, options.cache_size) == ("::1", 0, 3, 1, 7)
     assert (options.precision, parse("runs/qac").precision) == ("bfloat16", "auto")
     assert not options.mixture
@@ -48,14 +48,14 @@ def test_the_store_defaults_to_the_environment_or_a_file_next_to_the_run(
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options: served.append(options))
     monkeypatch.delenv("FACTORCELL_STORE", raising=False)
-    serving.run_serve(parse("runs/qac"))
     monkeypatch.chdir(tmp_path)
+    serving.run_serve(parse("runs/qac"))
     serving.run_serve(parse("."))
     monkeypatch.setenv("FACTORCELL_STORE", "sqlite:///variable.db")
     serving.run_serve(parse("runs/qac"))
     serving.run_serve(parse("runs/qac --store sqlite:///option.db"))
     assert [options.store for options in served] == [
-        "sqlite:///runs/qac.users.db",
+        f"sqlite:///{tmp_path}/runs/qac.users.db",
         f"sqlite:///{tmp_path}.users.db",
         "sqlite:///variable.db",
         "sqlite:///option.db",

@@ -247,6 +247,14 @@ def test_all_sources_forgive_typos() -> None:
     assert {s.typos for s in alone} == {0}
 
 
+@pytest.mark.parametrize(("log_prob", "order"), [(-3.0, "bent bench bnech"), (-1.0, "bent bnech bench")])
+def test_invented_texts_follow_more_probable_corrections(log_prob: float, order: str) -> None:
+    bench, bent = {"model": 1, "model log p": -2.0, "popular": 1}, {"popular": 1, "model log p": -9.0}
+    bnech = {"model": 1, "model log p": log_prob}
+    candidates = replace(candidates_of(bnech=bnech, bench=bench, bent=bent, none={}), typos=[0, 1, 0])
+    assert [suggestion.text for suggestion in DEFAULT_WEIGHTS.merge(candidates, 10)] == order.split()
+
+
 def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
     random = np.random.default_rng(0)
     true = np.clip(random.normal(size=len(FEATURES)), *np.array(list(BOUNDS.values())).T)

@@ -16,7 +16,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import OPTIMIZERS, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from tests.small_runs import make_letters

@@ -23,7 +23,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.pieces import MORE_TOKENS, PieceEngine
 from factorcell.completion.search import SearchRequest
 from factorcell.config import BpeOptions, Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Specials
 from factorcell.runs.run import Run

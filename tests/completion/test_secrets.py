@@ -17,9 +17,9 @@ from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay import open_systems
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
 from factorcell.training.fit import finetune, train_run

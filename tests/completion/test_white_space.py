@@ -11,8 +11,8 @@ from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import PlainEngine
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.counts import TextCounts
+from factorcell.data.preparation import prepare
 from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.service.engine import Service

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from factorcell.config import BpeOptions, Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer, default_vocabulary
 from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer

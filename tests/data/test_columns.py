@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns import readers
-from factorcell.data.columns.columns import ContextColumns, parse_column
+from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Ragged
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.readers import ColumnReader, NumberReader, TextReader, VectorReader, to_vector
-from factorcell.data.columns.schema import COLUMN_KINDS, HARMONICS, PERIODS, ContextSchema, Variable
-from factorcell.data.columns.values import to_hour, to_time, to_weekday, to_yearday
+from factorcell.data.columns.schema import COLUMN_KINDS, HARMONICS, NOTATIONS, PERIODS, ContextSchema, Variable
+from factorcell.data.columns.values import cell_number, to_time
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.errors import UserError
@@ -63,20 +64,20 @@ def read(values: list[Any], kind: str, **data: Any) -> ColumnReader:
     ],
 )
 def test_times_are_read_as_written(value: Any, hour: float | None, weekday: int | None, yearday: int | None) -> None:
-    assert to_hour(value) == (None if hour is None else pytest.approx(hour))
-    assert (to_weekday(value), to_yearday(value)) == (weekday, yearday)
+    assert cell_number("hour", value) == (None if hour is None else pytest.approx(hour))
+    assert (cell_number("weekday", value), cell_number("yearday", value)) == (weekday, yearday)
 
 
 @given(st.datetimes(timezones=st.none() | st.just(timezone(timedelta(hours=-7)))))
 def test_iso_8601_text_is_parsed_to_the_same_time(moment: datetime) -> None:
     for text in (moment.isoformat(), moment.isoformat(" ")):
         assert to_time(text) == moment
-    hour = to_hour(moment.isoformat())
+    hour = cell_number("hour", moment.isoformat())
     assert hour is not None
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     assert hour == pytest.approx((moment - midnight).total_seconds() / 3600)
     first = date(moment.year, 1, 1)
-    assert (to_weekday(moment), to_yearday(moment)) == (
+    assert (cell_number("weekday", moment), cell_number("yearday", moment)) == (
         (first.weekday() + (moment.date() - first).days) % 7,
         (moment.date() - first).days,
     )
@@ -113,22 +114,30 @@ def test_a_column_object_is_equivalent_to_its_text() -> None:
     assert tuple(sorted(kinds)) == tuple(sorted(COLUMN_KINDS))
     for name, kind in kinds.items():
         column = kind("a:b") if kind is not Cyclic else Cyclic("a:b", 0.1)
-        assert parse_column(str(column)) == ("a:b", name, 0.1 if kind is Cyclic else PERIODS.get(name, 0.0))
-    config = Config.of(context=["city", Number("nights"), Cyclic("hour", 24)]).data
-    assert config.context == ("city", "nights:number", "hour:cyclic=24")
+        period = 0.1 if kind is Cyclic else PERIODS.get(name, 0.0)
+        assert parse_column(str(column)) == Variable("a:b", name, period=period)
+        for notation in NOTATIONS.get(name, ()):
+            column = kind("a:b", notation=notation) if kind is not Cyclic else Cyclic("a:b", 0.1, notation=notation)
+            assert parse_column(str(column)) == Variable("a:b", name, period=period, notation=notation)
+    config = Config.of(context=["city", Number("nights"), Cyclic("hour", 24, notation="comma")]).data
+    assert config.context == ("city", "nights:number", "hour:cyclic=24=comma")
     with pytest.raises(UserError, match=r"context is .*; it must be a list of names"):
         Config.of(context=Number("nights"))
 
 
 def test_column_specifications_are_parsed_to_name_kind_and_period() -> None:
-    assert parse_column("x:hour") == ("x", "hour", 24)
-    assert parse_column("x:longitude") == ("x", "longitude", 360)
-    assert parse_column("a:b:cyclic=12.5") == ("a:b", "cyclic", 12.5)
+    assert parse_column("x:hour") == Variable("x", "hour", period=24)
+    assert parse_column("x:longitude") == Variable("x", "longitude", period=360)
+    assert parse_column("a:b:cyclic=12.5") == Variable("a:b", "cyclic", period=12.5)
     for text in ("x:cyclic", "x:cyclic=", "x:cyclic=0", "x:cyclic=-3", "x:cyclic=day", "x:cyclic=inf", "x:cyclic=nan"):
         with pytest.raises(UserError, match="expected a period above 0, as in x:cyclic=24, got"):
             parse_column(text)
-    with pytest.raises(UserError, match="a period can be set only for the kind cyclic"):
-        parse_column("x:hour=12")
+    for text in ("x:hour=12", "x:number=day-first", "x:weekday=", "x:cyclic=24=comma=comma"):
+        with pytest.raises(UserError, match=r"unknown notation of (hour|number|weekday|cyclic) '"):
+            parse_column(text)
+    for kind in {*COLUMN_KINDS} - {*NOTATIONS}:
+        with pytest.raises(UserError, match=f"the kind {kind} has no notation"):
+            parse_column(f"x:{kind}=comma")
     with pytest.raises(UserError, match="'weekdays' \\(did you mean 'weekday'\\?\\); choose from category"):
         parse_column("x:weekdays")
 
@@ -171,7 +180,7 @@ def test_the_mean_of_a_periodic_number_is_a_mean_on_a_circle() -> None:
         ("text", 5, "5, not a text"),
         ("vector", "[1, 2", "'\\[1, 2', not a list of numbers"),
         ("vector", [1, 2, 3], "has 3 numbers; expected 2, as in the first vector"),
-        ("category", [1, 2], "is a list, not the name of a category \\(for vectors, use x:vector\\)"),
+        ("category", [1, 2], "is a list, not the name of a category \\(use x:vector\\)"),
         ("category", np.zeros(2), "is a ndarray, not the name of a category"),
         ("category", {"a": 1}, "is a dict, not the name of a category$"),
     ],

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data import cache as caching
-from factorcell.data.cache import prepare
+from factorcell.data import preparation
 from factorcell.data.corpus import Corpus, extend_hashes, text_hashes
+from factorcell.data.preparation import prepare
 from factorcell.data.tables import chunks, tables
 from factorcell.data.tokenizers.tokenizer import END, START, UNKNOWN
 from factorcell.errors import UserError
@@ -180,7 +180,7 @@ def test_the_progress_of_a_text_file_is_that_of_its_bytes(
         bars.append(progress_bar(**options))
         return bars[-1]
 
-    monkeypatch.setattr(caching, "progress_bar", record_bar)
+    monkeypatch.setattr(preparation, "progress_bar", record_bar)
     with logged_progress():
         prepare(table, CONFIG)
     assert [bar.n for bar in bars] == [bar.total for bar in bars] == [table.stat().st_size]

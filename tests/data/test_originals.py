@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, originals_key
+from factorcell.data.preparation import prepare
 from factorcell.data.text_folds import lower_case
 from factorcell.data.tokenizers.kinds import new_tokenizer
 

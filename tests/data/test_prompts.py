@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import HISTORY_COLUMN, Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.readers import join_segments
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 
@@ -151,6 +151,9 @@ def test_earlier_texts_are_those_of_the_user_in_order_of_time(count: int) -> Non
     by_time = prepare(rows, config_of(user="user", time="time", prompt_history=count))
     assert texts_of(by_time) == earlier_texts_by_loops(rows, count)
     assert len(set(texts_of(by_time))) > 5
+    for value in ("24-02-2015 11.35", "soon", [1]):
+        with pytest.raises(UserError, match=r"row 2: time is .*, not a number or a time such as 2026"):
+            prepare([rows[0], {**rows[1], "time": value}], config_of(user="user", time="time", prompt_history=count))
     without_times = [{"text": row["text"], "user": row["user"]} for row in rows]
     by_row = prepare(without_times, config_of(user="user", prompt_history=count))
     assert texts_of(by_row) == earlier_texts_by_loops(without_times, count)

@@ -3,7 +3,7 @@
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 
 TEXTS = (

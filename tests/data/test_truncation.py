@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.io import files
 from tests.findings import collected_findings, expected_finding, no_findings

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
-from factorcell.data.columns.columns import ContextColumns, parse_column
+from factorcell.data.columns.columns import ContextColumns
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.readers import CategoryReader, NumberReader
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.columns.values import category_name, is_missing
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, nearest_hint, similar_names
 from tests.findings import collected_findings
@@ -67,12 +68,9 @@ NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
     ("values", "notice"),
     [
         (NUMBERS, ""),
-        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "row 151: x is 'n/a', not a number; the remaining values are"),
-        (
-            [*NUMBERS, "inf", "", None, "inf", "?"],
-            "row 301: x is 'inf', not a number, like 2 other values; the remaining",
-        ),
-        (NUMBERS[:80] + ["none"] * 8, "row 81: x is 'none'"),
+        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "such as 'n/a' in row 151"),
+        ([*NUMBERS, "inf", "", None, "inf", "?"], "such as 'inf' in row 301"),
+        (NUMBERS[:80] + ["none"] * 8, "such as 'none' in row 81"),
         (NUMBERS[:80] + ["none"] * 20, ""),  # a fifth of the values
         (["1", "2", "3", "4", "5"] * 20 + ["n/a"], ""),  # ratings are a category in any case
         (["Oslo", "Nice"] * 50, ""),
@@ -84,13 +82,13 @@ def test_a_notice_reports_the_value_that_makes_a_column_a_category(values: list[
         ContextColumns(table, Config.of(context=("x:category",)).data)
         ContextColumns(table, Config.of(context=("x",)).data)
     assert len(caught) == bool(notice)
-    assert not notice or caught[0].text.startswith(f"in-memory table {notice}")
+    assert not notice or notice in caught[0].text
 
 
 def test_a_specified_kind_overrides_the_guess() -> None:
     assert isinstance(read(["1", "2"], ":number"), NumberReader)
     assert isinstance(read(["1.5", "2.5"], ":category"), CategoryReader)
-    assert parse_column("a:b:number") == ("a:b", "number", 0.0)
+    assert parse_column("a:b:number") == Variable("a:b", "number")
     with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
         parse_column("x:numbr")
     with pytest.raises(UserError, match="specified twice"):
@@ -140,7 +138,7 @@ def test_the_name_of_a_32_bit_number_is_the_shortest(number: float) -> None:
 
 @given(st.permutations([True, 1, "1", 1.0, False, 0, None, math.nan]))
 def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
-    column = CategoryReader(Variable("x", "category"), "rows")
+    column = CategoryReader(Variable("x", "category"), open_table([{"x": 1}]))
     column.add(values, range(1, len(values) + 1))
     names = {row: name for name, row in column.ids_by_name.items()}
     for value, row in zip(values, column.all_values().tolist(), strict=True):

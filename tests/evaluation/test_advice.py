@@ -13,7 +13,7 @@ import pytest
 from factorcell.commands.cli import terminal
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import advice as advice_module
 from factorcell.evaluation.advice import Advice, advise, expected_gain, label_columns, recommend, sample
@@ -172,6 +172,14 @@ def test_values_beyond_the_maximum_are_rare(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.bincount(column.labels).tolist() == [30, 60]
 
 
+def test_a_text_has_the_label_of_its_most_frequent_word() -> None:
+    genres = ["Dramas, Kids", "Kids, Comedies, Dramas", "Comedies", "", "Dramas"] * 6
+    corpus = prepare([{"text": "a", "genres": value} for value in genres], config_of("genres:text"))
+    (column,) = label_columns(corpus)
+    labels = [(*column.values, None)[label] for label in column.labels[:5]]
+    assert labels == ["dramas", "dramas", "comedies", None, "dramas"]
+
+
 @pytest.mark.parametrize(
     ("context", "rows", "message"),
     [
@@ -179,9 +187,9 @@ def test_values_beyond_the_maximum_are_rare(monkeypatch: pytest.MonkeyPatch) -> 
         (("town",), table(30), "no column 'town'; it has"),
         (("dialect",), table(12), "expected at least 15 rows with a text, got 12"),
         (
-            ("height:text",),
-            [{"text": "a", "height": "tall tree"}] * 30,
-            "height: expected a category, a number or a time, got a variable of kind text",
+            ("height:vector",),
+            [{"text": "a", "height": [1, 2]}] * 30,
+            "height: expected a category, a number, a time or a text, got a variable of kind vector",
         ),
         (("height:number",), [{"text": "a", "height": "tall"}] * 30, "height is 'tall', not a number"),
     ],

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.classification import classify

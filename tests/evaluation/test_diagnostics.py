@@ -8,8 +8,8 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.data import corpus as corpora_module
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, text_hashes
+from factorcell.data.preparation import prepare
 from factorcell.evaluation import diagnostics, perplexity, text_figures
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.diagnostics import (

@@ -11,11 +11,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.linear_classifier import LinearClassifier, load, save, target_labels
+from tests.findings import collected_findings
 
 WORDS = {"a": ["sun", "sea", "sand", "wave"], "b": ["snow", "ice", "sun", "wood"], "c": ["sand", "wood", "dune"]}
 
@@ -100,6 +101,20 @@ def test_a_value_that_alternates_with_a_number_is_learned_from_ranges() -> None:
     far = replace(corpus, numbers=np.full_like(corpus.numbers, 1e6))
     last = replace(corpus, numbers=np.full_like(corpus.numbers, 8))
     np.testing.assert_array_equal(classifier.log_probs(far), classifier.log_probs(last))
+
+
+def test_a_column_that_determines_the_target_is_reported_by_its_name() -> None:
+    rows = make_rows(300, 6)
+    for index, row in enumerate(rows):
+        row |= {"code": row["kind"].upper(), "noise": "xy"[index % 2]}
+    corpus = read(rows, "kind", "code", "noise")
+    with collected_findings() as findings:
+        LinearClassifier.fit(corpus, "kind", reads_text=False).report_dependence(corpus)
+    assert [finding.name for finding in findings] == ["dependent columns"]
+    assert "code alone of 100.0%" in findings[0].text
+    with collected_findings() as findings:
+        LinearClassifier.fit(corpus, "noise", reads_text=False).report_dependence(corpus)
+    assert not findings
 
 
 def test_a_part_of_a_large_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

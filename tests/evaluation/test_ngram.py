@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_ids
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import END, START, Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation.perplexity import evaluate

@@ -115,6 +115,9 @@ def bounds(group: str) -> tuple[float, float]:
 
 def test_categories_keep_their_names() -> None:
     assert column_groups([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", MISSING_GROUP]
+    prices = [{"a": f"{price},5"} for price in range(100)]
+    assert column_groups(prices, "a", "comma") == column_groups([{"a": price + 0.5} for price in range(100)], "a")
+    assert len({*column_groups(prices, "a")}) == 100
 
 
 def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:

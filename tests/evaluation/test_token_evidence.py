@@ -11,8 +11,8 @@ import torch
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.explaining.likelihood_ratios import evidence_findings, explain, has_evidence, with_evidence
 from factorcell.evaluation.explaining.token_evidence import (
     MIN_RATIO,

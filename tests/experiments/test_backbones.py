@@ -22,7 +22,7 @@ from backbone_tables import DataSet
 from backbones import Backbone
 from factorcell import classify
 from factorcell.adapters.adapters import LayerSizes
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.io import files

@@ -18,9 +18,9 @@ import tacl
 import thesis_sixteen
 import variations
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, target_ids
+from factorcell.data.preparation import prepare
 from factorcell.evaluation import linear_classifier
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.io import files

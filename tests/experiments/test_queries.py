@@ -11,8 +11,8 @@ import corpora
 import study
 import thesis_queries
 from factorcell.completion.replay import Stream
-from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 
 

@@ -13,8 +13,8 @@ import corpora
 import thesis_queries
 import thesis_sparse
 from factorcell.config import OUTPUT_BIASES, Config
-from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from tests.small_runs import ROWS, make_run, nats_of
 

@@ -10,8 +10,8 @@ import pytest
 
 import specificity
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import END, UNKNOWN
 from factorcell.errors import UserError
 from factorcell.generation.generate import GenerationOptions

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from factorcell.config import Config
-from factorcell.data import cache as reading
-from factorcell.data.cache import TokenizedTexts, prepare
+from factorcell.data import preparation
+from factorcell.data.preparation import TokenizedTexts, prepare
 from factorcell.data.tables import chunks
 from factorcell.errors import UserError
 
@@ -61,7 +61,7 @@ def test_a_table_that_changes_while_it_is_read_is_refused(
     change: str, moment: str, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 16)
-    owner, name = (reading, "ContextColumns") if moment == "before the first chunk" else (TokenizedTexts, "add")
+    owner, name = (preparation, "ContextColumns") if moment == "before the first chunk" else (TokenizedTexts, "add")
     original = getattr(owner, name)
 
     def change_table(*arguments: Any) -> Any:

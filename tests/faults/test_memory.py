@@ -9,7 +9,7 @@ import pytest
 MEASUREMENT = """
 import pathlib, re, sys, tempfile, json
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.nn import sizes
 from factorcell.runs.run import Run
 from factorcell.training import trainer as trainer_module

@@ -46,14 +46,24 @@ TYPED: dict[str, Write] = {
 }
 
 BAD_NUMBERS = (
+    *("9,99", "1.299,00", "1,299", "1'299.00", "19.99 €", "5%", "$5", "1.2.3", "\u2212-5", "5\u2212"),
     *("abc", "1e999", "-inf", "nan", "NaN", "0x10", "1,5", "1_000", "--1", " ", "\x00", "\u202e5", "1e39", "9" * 5000),
 )
 BAD_TIMES = (
     *("0000-01-01T00:00", "10000-01-01T00:00", "9999-12-31T23:59:60", "2026-02-30T10:00", "2026-13-01T10:00", "now"),
     *("-0001-01-01T00:00", "1768291200", "1e18", "NaT", "nan", "2026-01-01T25:00", "2026-01-01T10:00+99:00", "\x00"),
+    *(
+        "24-02-2015 11.35",
+        "01/02/2026 10:00",
+        "1/31/2026",
+        "2026-01-01T24:00:01",
+        "9999-12-31T24:00",
+        "31 Foo 2026 10:00",
+    ),
     *("9" * 5000, "10:00", "\u202e2026-01-01T10:00", "2026-01-01T10:00:00.5.5"),
 )
 GOOD_TIMES = ("9999-12-31T23:59:59.999999", "0001-01-01T00:00", "9999-12-31T23:59-14:00", "0001-01-01T00:00+14:00")
+WRITTEN_TIMES = ("2026-01-01T24:00:00", "2026/1/31 14.30", "25-Sep-21 9:05 pm", "Sep 25, 2021 11:35")
 BAD_VECTORS = (
     *("[1,]", "[1]", "[]", "[1, NaN]", "[1e999, 2]", "[[1], [2]]", '["a", "b"]', "[true, false]", "[1, null]", "{}"),
     *("5", "abc", "[" * 100_000, f"[{'9' * 400}, 1]", "[1, 2", "[1, 1e39]", "null", "[1, 2] x", "\x00"),
@@ -76,12 +86,12 @@ Value = tuple[str, Any, Expected, Expected]  # column, value, outcome as train o
 
 TEXT_VALUES: list[Value] = [
     *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in BAD_NUMBERS),
-    *(("temp", value, 4, 4) for value in (" 5 ", "-0", "1e38", "1e-400")),
+    *(("temp", value, 4, 4) for value in (" 5 ", "-0", "1e38", "1e-400", "\u22125.5")),
     ("temp", "", 4, 4),
     *(("turn", value, "row 2: turn is ", "row 2: turn is ") for value in BAD_NUMBERS),
     *(("turn", value, 4, 4) for value in ("-1", "1e30", "6", "1e-300")),
     *(("when", value, "row 2: when is ", "row 2: when is ") for value in BAD_TIMES),
-    *(("when", value, 4, 4) for value in GOOD_TIMES),
+    *(("when", value, 4, 4) for value in (*GOOD_TIMES, *WRITTEN_TIMES)),
     ("when", "", 4, 4),
     *(("vec", value, "row 2: vec ", "row 2: vec ") for value in BAD_VECTORS),
     *(("vec", value, 4, 4) for value in ("[1,2]", " [1e38, -0.0] ")),

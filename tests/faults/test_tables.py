@@ -2,8 +2,10 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,14 @@ def with_unclosed_quote() -> bytes:
     return PLAIN.rstrip().removesuffix(b"bob") + b'"bob\nwarm,sea\n'
 
 
+def zipped(content: bytes) -> bytes:
+    """Return a zip archive with one file."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("table.csv", content)
+    return stream.getvalue()
+
+
 def with_flipped_byte(content: bytes) -> bytes:
     """Return content with the byte in its middle inverted."""
     middle = len(content) // 2
@@ -56,7 +66,16 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("newline.csv", b"\n", "line 1: expected the names of the columns, got an empty line"),
     ("newlines.jsonl", b"\n" * 1000, "empty, no columns and no rows"),
     ("blanks.csv", b"   \n  \n", "no column "),
-    ("twice.csv", b"text,text\na,b\n", "the header has 'text' twice"),
+    ("twice.csv", PLAIN.replace(b"\n", b",a\n").replace(b"who,a", b"who,text", 1), "the header has 'text' twice"),
+    ("twice-unused.csv", PLAIN.replace(b"\n", b",x,x,,\n"), 4),
+    (
+        "twice-used.csv",
+        PLAIN.replace(b"\n", b",Nice\n").replace(b"who,Nice", b"who,city", 1),
+        "the header has 'city' twice",
+    ),
+    ("sep.csv", b"sep=;\r\n" + delimited(ROWS, ";", "\r\n"), 4),
+    ("sep-only.csv", b"sep=;\n", "line 2: expected the names of the columns, got an empty line"),
+    ("sep-other.csv", b"sep=;\n" + PLAIN, "no column "),
     ("bidi.csv", b"te\xe2\x80\xaext,city\na,b\n", "it has te\\u202ext, city"),
     ("spaces.csv", PLAIN.replace(b"text,", b" text ,", 1), "no column 'text'"),
     ("no-text.csv", delimited(rows_without_column("text")), "no column 'text'"),
@@ -112,16 +131,24 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("blank-lines.csv", with_row_before_last("\n\n"), 4),
     ("no-end.jsonl", LINES.rstrip(), 4),
     ("wide.csv", delimited(WIDE), 4),
-    ("semicolons.csv", PLAIN.replace(b",", b";"), "expected commas in a .csv file, got semicolons"),
-    ("commas.tsv", PLAIN, "name the file .csv"),
-    ("tabs.csv", delimited(ROWS, "\t"), "name the file .tsv"),
+    ("semicolons.csv", delimited(ROWS, ";"), 4),
+    ("semicolons-row.csv", delimited(ROWS, ";") + b"a,b\n", "line 6: expected 8 columns"),
+    ("bars.csv", delimited(ROWS, "|"), 4),
+    ("commas.tsv", delimited(ROWS), 4),
+    ("tabs.csv", delimited(ROWS, "\t"), 4),
     *((f"plain{end}", PLAIN, "damaged") for end in (".csv.gz", ".csv.bz2", ".csv.zst", ".csv.xz")),
     ("plain.parquet", PLAIN, "not a Parquet file, or damaged"),
     ("plain.jsonl", PLAIN, "line 1: not valid JSON"),
     ("lines.csv", LINES, "no column "),
-    ("packed.csv", gzip.compress(PLAIN), "not UTF-8"),
-    ("parquet.csv", PARQUET, ""),
-    ("parquet.jsonl", PARQUET, "not "),
+    *(
+        (f"packed-{name}.{end}", pack(PLAIN), f"compressed with {name}; add .")
+        for name, pack in (("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd))
+        for end in ("csv", "tsv", "jsonl")
+    ),
+    ("zip.csv", zipped(PLAIN), "a zip archive or an Excel workbook; extract the table"),
+    ("packed-twice.csv.gz", gzip.compress(gzip.compress(PLAIN)), "compressed with gzip"),
+    ("parquet.csv", PARQUET, "a Parquet file; change the end of its name to .parquet"),
+    ("parquet.jsonl", PARQUET, "a Parquet file; change the end of its name to .parquet"),
     *((f"table{end}", PLAIN, "unknown kind of file") for end in ("", ".txt", ".xlsx", ".csv.zip", ".gz", ".pickle")),
     ("table.parquet.gz", gzip.compress(PARQUET), "unknown kind of file"),
     ("CAPITALS.CSV", PLAIN, 4),
@@ -157,8 +184,8 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("objects.jsonl", b"{}\n" * 5, "empty, no columns and no rows"),
     ("deep.jsonl", b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1: not valid JSON"),
     ("digits.jsonl", LINES.replace(b'"25"', b"9" * 5000), "line 2: not valid JSON"),
-    ("half.jsonl", LINES.replace(b"Nice", rb"N\ud800ce"), "line 2: not valid JSON (half of a surrogate pair)"),
-    ("half-key.jsonl", b'{"te\\udfffxt": "a"}\n', "line 1: not valid JSON (half of a surrogate pair)"),
+    ("half.jsonl", LINES.replace(b"Nice", rb"N\ud800ce"), "line 2: not valid JSON (half of a surrogate pair, such as"),
+    ("half-key.jsonl", b'{"te\\udfffxt": "a"}\n', "line 1: not valid JSON (half of a surrogate pair"),
     ("pair.jsonl", LINES.replace(b"blue", rb"\ud83d\ude00"), 4),
     ("missing-key.jsonl", LINES + json_lines(rows_without_column("city")[:1]), 5),
     ("late-key.jsonl", json_lines(rows_without_column("city")[:1]) + LINES, 5),

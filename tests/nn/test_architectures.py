@@ -10,7 +10,7 @@ import transformers
 
 from factorcell import UserError
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.hf import ContextConfig, get_context_model
 from factorcell.runs.fixed_context import FixedContext
 from factorcell.runs.run import Run

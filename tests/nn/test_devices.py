@@ -16,7 +16,7 @@ from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay import read_streams
 from factorcell.completion.tuning import progressive_sums
 from factorcell.config import OUTPUT_BIASES, Config, HuggingFaceOptions, RecurrentOptions
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.likelihoods import log_likelihoods
 from factorcell.generation.generate import GenerationOptions

@@ -16,6 +16,7 @@ from factorcell.config import DataConfig, ModelConfig
 from factorcell.data.columns.context import Context, IdLists
 from factorcell.data.columns.readers import NumberReader, TextReader
 from factorcell.data.columns.schema import HARMONICS, MISSING, UNKNOWN_VALUE, ContextSchema, Variable
+from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 
 CONFIG = ModelConfig(variable_size=3, context_size=5)
@@ -163,7 +164,7 @@ def test_periodic_numbers_are_continuous_over_the_period() -> None:
 
 def test_waves_are_standardized_and_start_with_the_weight_of_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("factorcell.adapters.encoder.NUMBER_SIZE", 4000)
-    reader = NumberReader(Variable("lon", "longitude", period=360.0), "rows")
+    reader = NumberReader(Variable("lon", "longitude", period=360.0), open_table([{"lon": 1}]))
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), range(1, 501))
     variable = reader.build_variable(DataConfig())
     features = NumberInputs((variable,))(torch.from_numpy(reader.encode(variable))[:, None].float())
@@ -177,7 +178,7 @@ def test_waves_are_standardized_and_start_with_the_weight_of_one_number(monkeypa
 
 
 def test_expected_text_is_the_mean_of_all_texts() -> None:
-    reader = TextReader(Variable("t", "text"), "rows")
+    reader = TextReader(Variable("t", "text"), open_table([{"t": "sea"}]))
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], range(1, 6))
     variable = reader.build_variable(DataConfig(min_context_count=1))
     bags = reader.encode(variable)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.likelihoods import log_likelihoods
@@ -141,9 +141,9 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     with logged_progress() as notices:
         run = train_run(path, path, request, tmp_path / "run")
     columns = parse_block(notices)["columns"]
-    assert "at.weekday (weekday, period 7, mean" in columns
-    assert "title (text, 4 words)" in columns
-    assert "topic (vector of 3 numbers)" in columns
+    assert "at.weekday: weekday such as " in columns
+    assert "title: text such as sea, and, moon; 4 words" in columns
+    assert "topic: vector of 3 numbers" in columns
     opened = Run.open(tmp_path / "run")
     np.testing.assert_allclose(opened.nats(opened.prepare(path)), run.nats(run.prepare(ROWS)), atol=1e-6)
     resumed = train_run(path, path, request, tmp_path / "run", resume=True)
@@ -154,5 +154,5 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
         ("title", 3, "row 2: title is 3, not a text"),
     ):
         bad = write_jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")
-        with pytest.raises(UserError, match=f"bad.jsonl {message}"):
+        with pytest.raises(UserError, match=f"bad.jsonl line 2, {message}"):
             run.prepare(bad)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.runs import exporting
 from factorcell.runs.exporting import _begin_of_texts, export

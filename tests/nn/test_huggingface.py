@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.context import Context
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.io import pretrained

@@ -14,7 +14,7 @@ import transformers
 
 from factorcell.adapters.adapters import AdaptedLinear
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.io import pretrained
 from factorcell.nn import sizes

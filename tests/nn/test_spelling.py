@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.ngram import spelling
 from factorcell.ngram.ngram import NGram
 from factorcell.ngram.spelling import SpellingModel, spelling_model, spelling_nats

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from factorcell.training.trainer import observe
 

@@ -38,9 +38,8 @@ def expand(value: str) -> str:
     return re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value)
 
 
-@pytest.mark.parametrize("command", [COMMAND, [expand(word) for word in SERVICE["command"]]])
-def test_command_names_options_that_exist(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "--port", "0"]) == 2
+def test_command_names_options_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--port", "0"]) == 2
     assert "/data/keys.toml: there is no such file" in capsys.readouterr().err  # the first thing that is missing here
 
 

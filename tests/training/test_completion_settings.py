@@ -9,7 +9,7 @@ import pytest
 from factorcell.completion.blend import DEFAULT_WEIGHTS, Blend, BlendWeights, new_suggester
 from factorcell.completion.online import SETTINGS, LearningRule, User
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.evaluation.diagnostics import run_findings
 from factorcell.io import files
 from factorcell.runs.run import Run, training_facts

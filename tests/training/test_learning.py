@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from factorcell.training.trainer import train
 from tests.synthetic import NAMES, dialects

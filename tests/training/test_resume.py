@@ -16,8 +16,8 @@ import torch
 
 from factorcell.adapters.encoder import float32_bits
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorcell.config import Config, HuggingFaceOptions
-from factorcell.data.cache import prepare
+from factorcell.data.preparation import prepare
 from factorcell.options.limits import AUTOMATIC_OPTIONS, PRESETS, SMALL_DATA_DEFAULTS
 from factorcell.training import rules
 from factorcell.training.rules import TableFacts

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.preparation import prepare
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import schedule

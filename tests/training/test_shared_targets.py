@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import CHARACTER_ORDER, WORD_ORDER, SharedTargets
+from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from factorcell.training.trainer import Trainer

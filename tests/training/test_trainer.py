@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, target_frequencies
+from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
 from factorcell.training.schedule import learning_rate
 from factorcell.training.trainer import Trainer, train

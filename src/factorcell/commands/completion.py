@@ -45,7 +45,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
 
     run = options.open_run(arguments)
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
-    context = options.parse_context(arguments.context)
+    context = options.parse_context(run, arguments.context)
     report_run(run, context)
     findings.show()
     if arguments.unknown == "error":

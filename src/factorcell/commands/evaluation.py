@@ -338,17 +338,17 @@ def run_advise(arguments: argparse.Namespace) -> None:
 
 def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
     """Return the command that trains with all columns that are not left out; empty if all are."""
-    from factorcell.data.columns.columns import parse_column
+    from factorcell.data.columns.declarations import parse_column
 
     used = {row["column"] for row in rows if row["advice"] != "leave out"}
     if not used:
         return ""
     flags: dict[str, None] = {}
-    for declaration in config.data.columns:
-        column, kind, _ = parse_column(declaration)
+    for text in config.data.columns:
+        column, kind = parse_column(text).name, parse_column(text).kind
         if used & {column, f"{column}.{kind}"}:
             option = "--user" if column == config.data.user else "--context"
-            flags[f"{option} {shlex.quote(declaration if option == '--context' else column)}"] = None
+            flags[f"{option} {shlex.quote(text if option == '--context' else column)}"] = None
     return " ".join(
         ["factorcell train", shlex.quote(str(table)), "--text", shlex.quote(config.data.text), *flags, "--out RUN"]
     )
@@ -455,8 +455,9 @@ def _fit_or_read_weights(arguments: argparse.Namespace, model: "Run | NGram", li
 
 def _score_lists(arguments: argparse.Namespace, model: "Run | NGram", lists: "NBest") -> "NBest":
     from factorcell.evaluation.rescoring.rescore import score_hypotheses
+    from factorcell.runs.run import Run
 
-    context = options.parse_context(arguments.context)
+    context = options.parse_context(model if isinstance(model, Run) else None, arguments.context)
     return score_hypotheses(model, lists, context=context, unknown=arguments.unknown)
 
 

@@ -54,9 +54,9 @@ def run_explain(arguments: argparse.Namespace) -> None:
     from factorcell.io.findings import ranked
     from factorcell.runs.run import training_table
 
-    shared = options.parse_context(arguments.context)
-    contexts = contexts_between(arguments.between, shared)
     run, *others = (options.open_run(arguments, folder) for folder in (arguments.run, *arguments.ensemble))
+    shared = options.parse_context(run, arguments.context)
+    contexts = contexts_between(run, arguments.between, shared)
     compared_runs = [options.open_run(arguments, folder) for folder in arguments.compare_with]
     specified = {name for context in contexts.values() for name in context}
     texts, text_contexts = _read_texts(arguments, run, specified)
@@ -92,13 +92,13 @@ def run_explain(arguments: argparse.Namespace) -> None:
         _show_explanation(rows, list(contexts))
 
 
-def contexts_between(texts: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def contexts_between(run: "Run | None", texts: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the contexts that the texts of --between specify, by name."""
     from factorcell.evaluation.explaining.likelihood_ratios import context_text
 
     contexts = {}
     for text in texts:
-        context = options.parse_context([text], "--between")
+        context = options.parse_context(run, [text], "--between")
         name = context_text(context)
         if duplicates := set(context) & set(shared):
             raise UserError(f"--between and --context both have a value for {', '.join(sorted(duplicates))}")
@@ -229,23 +229,23 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     if arguments.map and not (arguments.page or arguments.json):
         raise UserError("--map TABLE requires --page HTML, which gets the map, or --json")
     run = options.open_run(arguments)
-    context = options.parse_context(arguments.context)
+    context = options.parse_context(run, arguments.context)
     pairs: list[ContextPair] = [(context, {})] if arguments.words and context else []
     # If there is no other request, the command shows the neighbours of the most frequent values.
     has_other_request = bool(arguments.between or arguments.map or pairs)
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": []}
     if arguments.near or arguments.map or not has_other_request:
         known = Embeddings.from_run(run, arguments.variable, arguments.near)
+        if not arguments.variable:
+            _name_other_variables(run, known.variable)
         shown_values = arguments.near or (() if has_other_request else known.values[:DEFAULT_VALUE_COUNT])
         results |= {"variable": known.variable, "values": len(known.values)}
         results["neighbours"] = known.neighbours(shown_values, arguments.count)
         results["maps"] = [_map_embeddings(known, column, arguments) for column in arguments.by]
         if arguments.words and shown_values:
             pairs = [({known.source: value, **context}, {}) for value in shown_values]
-        if not (arguments.variable or arguments.near):
-            _name_other_variables(run, known.variable)
     if arguments.between:
-        first, second = (options.parse_context([text], "--between") for text in arguments.between)
+        first, second = (options.parse_context(run, [text], "--between") for text in arguments.between)
         pairs.append(({**context, **first}, {**context, **second}))
     contexts = list(itertools.chain.from_iterable(pairs))
     for context in contexts:
@@ -277,13 +277,12 @@ def _name_other_variables(run: "Run", variable: str) -> None:
 
 def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namespace) -> Row:
     """Return the points of a map, coloured by a column of --map, and the share of the variance that it shows."""
-    from factorcell.data.columns.columns import parse_column
+    from factorcell.data.columns.declarations import parse_column
     from factorcell.evaluation.explaining import embeddings
 
     points = embeddings.map_points(known, embeddings.read_column(known, arguments.map, column))
     _, shares = embeddings.project_to_plane(known.vectors)
-    name, _, _ = parse_column(column)
-    return {"column": name, "points": points, "share": float(shares.sum())}
+    return {"column": parse_column(column).name, "points": points, "share": float(shares.sum())}
 
 
 def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
@@ -340,8 +339,8 @@ def _show_words(rows: Sequence[Row]) -> None:
         {
             "token": visible_token(row["token"]),
             "nats": f"{row['nats']:+.2f}",
-            "counts": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
+            "occurrences": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
         }
         for row in rows
     ]
-    terminal.show_table(lines, ("token", "nats", "counts"))
+    terminal.show_table(lines, ("token", "nats", "occurrences"))

@@ -70,7 +70,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
     run = options.open_run(arguments)
     names = [field.name for field in dataclasses.fields(GenerationOptions)]
     settings = GenerationOptions(**options.selected(arguments, *names))
-    specified = options.parse_context_values(arguments.context)
+    specified = options.parse_context_values(run, arguments.context)
     if arguments.rows and arguments.each:
         raise UserError("--rows and --each: both specify the contexts; remove one of the two options")
     contexts = expand_contexts(run, specified, arguments.each)
@@ -98,6 +98,9 @@ def run_generate(arguments: argparse.Namespace) -> None:
             bar.update()
     if finished_count < total:
         terminal.notify(f"time limit: {finished_count:,} of {total:,} texts are finished")
+    omitted = [name for name in run.schema.columns() if name not in contexts[0]]
+    if contexts[0] and omitted and run.reads_context:
+        terminal.notify(f"columns without a value, read as expected: {', '.join(omitted)}")
     if arguments.out:
         terminal.notify(f"{arguments.out}: {finished_count:,} texts")
     return None

@@ -123,7 +123,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     from factorcell.runs.run import Run
 
     run = Run.open(arguments.run, mixture=False)
-    context = options.parse_context(arguments.context)
+    context = options.parse_context(run, arguments.context)
     report_run(run, context)
     settings = options.selected(arguments, "to", "approximate", "unknown")
     export(run, arguments.folder, context=context, **settings)

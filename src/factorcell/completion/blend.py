@@ -58,6 +58,7 @@ SOURCES: dict[str, dict[str, tuple[float, float]]] = {
 ORDERS = {"model": "model log p", "popularity": "popular log share", "history": "own log share"}
 BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds in features.items()}
 FEATURES = tuple(BOUNDS)
+MODEL_LOG_PROB = FEATURES.index("model log p")
 # Source -> the index of the feature that is 1 for its texts and 0 for all others.
 INDICATORS = {source: FEATURES.index(name) for source, name in zip(ORDERS, ("model", "popular", "own"), strict=True)}
 
@@ -76,6 +77,14 @@ class Candidates:
         is_popular, is_own = (self.features[:-1, INDICATORS[source]] != 0 for source in ("popularity", "history"))
         is_invented: NDArray[np.bool_] = ~(is_popular | is_own)
         return is_invented
+
+    @property
+    def is_doubtful(self) -> NDArray[np.bool_]:
+        """Whether each text is invented, and for the model less probable than a known text with typos (C - 1,)."""
+        is_model_text, log_probs = self.features[:-1, INDICATORS["model"]] != 0, self.features[:-1, MODEL_LOG_PROB]
+        is_correction = is_model_text & ~self.is_invented & (np.array(self.typos) > 0)
+        is_doubtful: NDArray[np.bool_] = self.is_invented & (log_probs < log_probs[is_correction].max(initial=-np.inf))
+        return is_doubtful
 
     def rank_alone(self, text: str, source: str) -> int | None:
         """Return the rank of `text` among the texts of one source, from 1; None if the source does not propose it."""
@@ -134,11 +143,15 @@ class BlendWeights:
         return log_probs
 
     def merge(self, candidates: Candidates, k: int) -> list[Suggestion]:
-        """Return the best `k` candidates, those without typos first, with probabilities among all alternatives."""
+        """Return the best `k` candidates, with probabilities among all alternatives.
+
+        Those without typos come first, but for invented texts that are less probable than corrections of the prefix.
+        """
         log_probs = self.log_probabilities(candidates.features)
         order, evidence = _rank(candidates, log_probs)
         best = [order[place] for place in _shown(evidence, self.threshold)[:k]]
-        best.sort(key=lambda index: candidates.typos[index] > 0)  # the sort is stable
+        comes_later = (np.array(candidates.typos) > 0) | candidates.is_doubtful
+        best.sort(key=lambda index: comes_later[index])  # the sort is stable
         suggestions, weights = list[Suggestion](), self.array
         for index in best:
             features = candidates.features[index]

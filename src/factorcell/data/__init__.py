@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from factorcell.io.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from factorcell.data.cache import prepare as prepare
     from factorcell.data.corpus import Corpus as Corpus
+    from factorcell.data.preparation import prepare as prepare
     from factorcell.data.tokenizers.bpe import BpeTokenizer as BpeTokenizer
     from factorcell.data.tokenizers.kinds import register_tokenizer as register_tokenizer
     from factorcell.data.tokenizers.tokenizer import Specials as Specials

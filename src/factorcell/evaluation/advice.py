@@ -20,11 +20,11 @@ from scipy.sparse import csr_array
 from scipy.special import log_softmax
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
-from factorcell.data.columns.columns import parse_column
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.rows import ResultRows
 from factorcell.data.columns.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.corpus import Corpus, is_empty_text
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
@@ -140,7 +140,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     if data.prompt_history:
         raise UserError("prompt_history: expected categories, numbers or times, got earlier texts; omit the option")
     config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY))
-    names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
+    names = list(dict.fromkeys([data.text, *(parse_column(text).name for text in data.columns)]))
     table, row_count = sample(source, names, rows, seed)
     corpus = prepare(table, config)
     corpus = corpus.select(np.flatnonzero(~is_empty_text(corpus)))
@@ -189,7 +189,11 @@ def sample(source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: i
 
 
 def label_columns(corpus: Corpus) -> list[LabelColumn]:
-    """Return the context columns of a corpus with a label for each text; numbers are binned."""
+    """Return the context columns of a corpus with a label for each text.
+
+    Numbers are binned. A column of texts or lists is represented by the most frequent of the words in each cell, so its
+    estimated gain is a lower bound.
+    """
     schema, columns = corpus.schema, []
     for variable in schema.variables:
         if variable.kind == "category":
@@ -201,10 +205,14 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
             columns.append(LabelColumn(variable.name, "category", values, labels, rare_count))
         elif variable in schema.numbers:
             columns.append(_bin_numbers(variable, corpus.numbers[:, schema.numbers.index(variable)]))
+        elif variable.kind == "text":
+            words, values = corpus.words[schema.texts.index(variable)], variable.values[:MAX_LABELS]
+            labels = np.full(len(corpus), len(values), np.int64)  # ids of words are in order of decreasing frequency
+            np.minimum.at(labels, np.repeat(np.arange(len(corpus)), np.diff(words.offsets)), words.values)
+            columns.append(LabelColumn(variable.name, "text", values, labels))
         else:
-            raise UserError(
-                f"{variable.name}: expected a category, a number or a time, got a variable of kind {variable.kind}"
-            )
+            expected = f"expected a category, a number, a time or a text, got a variable of kind {variable.kind}"
+            raise UserError(f"{variable.name}: {expected}; leave the column out")
     return columns
 
 

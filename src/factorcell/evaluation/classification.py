@@ -110,7 +110,9 @@ def classify(
     report_evaluation(run, corpora[0])
     conditional_priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
     classifiers["conditional"] = linear_classifier.applicable_prior(conditional_priors, target, _columns(source))
-    if priors == "conditional" and classifiers[priors] is None:
+    if (prior := classifiers["conditional"]) is not None:
+        prior.report_dependence(corpora[0])
+    elif priors == "conditional":
         priors = "training"
     sampling: dict[str, Any] = {"samples": samples, "proposal": proposal}
     results, *held_out = (

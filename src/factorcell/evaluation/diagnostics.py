@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_hashes
+from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
 from factorcell.errors import UserError
 from factorcell.io.findings import Finding, ranked, report
 from factorcell.nn.scoring import Scorer
@@ -134,8 +136,15 @@ def table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
             value, place = f"{numbers[row]:,.8g}", f"row {int(train.source_rows[row]) + 1:,}"
             problem = f"{variable.name} is {value} in {place}, far from all others (mean {variable.mean:,.6g})"
             yield Finding("outlier", f"{problem}; correct mistakes, or use a column of logarithms")
+    if words := sorted({*train.unknown_names} & {*SPECIAL_TOKENS}):
+        listing = ", ".join(words)
+        problem = f"the texts have the words {listing}, which name special tokens and are read as out of vocabulary"
+        yield Finding("reserved names", f"{problem}; replace or remove them")
     for variable in train.schema.categories:
-        has_one_value = not variable.rare_count and len(variable.values) == 2
+        if variable.unknown_count:
+            problem = f"{variable.name} is {UNKNOWN_VALUE!r} in {variable.unknown_count:,} texts, read as a rare value"
+            yield Finding("reserved names", f"{problem}; rename this value, or leave these cells empty")
+        has_one_value = len(variable.values) == 2 and not (variable.rare_count or variable.unknown_count)
         if has_one_value or variable.is_all_rare:
             problem = "all texts have the same value" if has_one_value else "all values are rare"
             remedy = "" if has_one_value else f" (fewer than {variable.min_count} texts; --min-context-count)"

@@ -21,16 +21,18 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
-from factorcell.data.columns.columns import check_columns, parse_column, with_context
+from factorcell.data.columns.columns import check_columns, with_context
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.schema import ContextSchema, Variable
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import count_users
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation.bayes_rule import Classification, to_log_prior
 from factorcell.io import files
+from factorcell.io.findings import Finding, report
 from factorcell.runs.run import Run
 
 WORD_ORDER, CHARACTER_ORDER = 2, 5  # maximum lengths of n-grams
@@ -189,6 +191,24 @@ class LinearClassifier:
             log_probs.append(log_softmax(logits, axis=1))
         return np.concatenate(log_probs)
 
+    def report_dependence(self, corpus: Corpus) -> None:
+        """Report if the other columns predict the target of most texts that do not have its most frequent value."""
+        labels = target_labels(corpus, self.target.name)
+        rows = np.flatnonzero(labels >= 0)
+        if not len(rows):
+            return
+        labels, blocks = labels[rows], self._features(corpus.select(rows))[1:]
+        weights = _split(self.weights[-sum(block.shape[1] for block in blocks) :].astype(np.float64), blocks)
+        logits = [np.asarray(block @ part) for block, part in zip(blocks, weights, strict=True)]
+        accuracies = [float(((values + self.bias).argmax(1) == labels).mean()) for values in [*logits, sum(logits)]]
+        majority = np.bincount(labels).max() / len(labels)
+        if accuracies[-1] > (1 + majority) / 2:
+            accuracy, name = max(zip(accuracies[:-1], (variable.name for variable in self.others), strict=True))
+            problem = f"the other columns predict {self.target.name} of {accuracies[-1]:.1%} of the texts unread"
+            shares = f"{name} alone of {accuracy:.1%}, the most frequent value of {majority:.1%}"
+            remedy = "a high accuracy does not show that the texts are informative"
+            report(Finding("dependent columns", f"{problem} ({shares}); {remedy}"))
+
     def candidate_log_probs(self, corpus: Corpus, names: Sequence[str]) -> Floats:
         """Return the log probabilities (B, candidates) of some values, normalized over these values."""
         return np.asarray(log_softmax(self.log_probs(corpus)[:, [self.names.index(name) for name in names]], axis=1))
@@ -252,7 +272,7 @@ def missing_baseline(run: Run, target: str) -> str:
 
 def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Config:
     """Return the options of `config` for texts, with column `target`, a category, before the columns of `context`."""
-    if target in [parse_column(column)[0] for column in context]:
+    if target in [parse_column(column).name for column in context]:
         raise UserError(f"context column {target!r}: it is the target; choose other columns")
     data = with_context(config.data, f"{target}:category", *context)
     return Config(data=data, tokenizer=config.tokenizer)

@@ -121,7 +121,9 @@ def evaluate(
         problem = "the vocabularies differ, so gains in perplexity cannot be computed"
         remedy = "remove --by to compare the whole table in bits per byte"
         raise UserError(f"{baseline.folder} and {run.folder}: {problem}; {remedy}")
-    groups_by_column = {column: column_groups(source, column) for column in by}
+    numbers = run.schema.of_kinds("number") if isinstance(run, Run) else ()
+    notations = {variable.source_column: variable.notation for variable in numbers}
+    groups_by_column = {column: column_groups(source, column, notations.get(column, "")) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     report_evaluation(run, corpus)
     report_run(baseline)
@@ -224,20 +226,21 @@ def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
     return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]
 
 
-def column_groups(source: Any, column: str) -> list[str]:
-    """Return the group of each row of a table by its value in `column`."""
-    return value_groups([value for chunk in open_table(source).chunks([column]) for value in chunk[column]])
+def column_groups(source: Any, column: str, notation: str = "") -> list[str]:
+    """Return the group of each row of a table by its value in `column`, whose numbers have a notation."""
+    values = [value for chunk in open_table(source).chunks([column]) for value in chunk[column]]
+    return value_groups(values, notation)
 
 
-def value_groups(values: Sequence[Any]) -> list[str]:
-    """Return the name of the group of each value.
+def value_groups(values: Sequence[Any], notation: str = "") -> list[str]:
+    """Return the name of the group of each value, in which numbers have a notation (`to_number`).
 
     A missing value is in `MISSING_GROUP`. If all other values are numbers, and more than 4 * `QUANTILE_RANGES` of them
     are distinct, the groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1996 to 2005". The
     ends of a range are the lowest and the highest number in it. Otherwise, there is a group for each distinct value,
     named after the value.
     """
-    number_by_row = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
+    number_by_row = {row: to_number(value, notation) for row, value in enumerate(values) if not is_missing(value)}
     if None in number_by_row.values() or len(set(number_by_row.values())) <= 4 * QUANTILE_RANGES:
         return [category_name_or_none(value) or MISSING_GROUP for value in values]
     numbers = np.array(list(number_by_row.values()), dtype=np.float64)

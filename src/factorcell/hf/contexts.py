@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from factorcell.config import INPUT_ADAPTERS, MAX_SIZE, Config, DataConfig
-from factorcell.data.columns.columns import ContextColumns, parse_column
+from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Context
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.rows import is_row, to_rows
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.table_findings import CONTEXTS, number_findings
@@ -104,9 +105,9 @@ class ContextConfig:
         Raises:
             UserError: A column is missing or has an invalid value.
         """
-        for column, kind, _ in map(parse_column, map(str, self.columns)):
-            if kind == "prompt":
-                raise UserError(f"{column}: expected no prompt; put its text into the input tokens")
+        for declaration in map(parse_column, map(str, self.columns)):
+            if declaration.kind == "prompt":
+                raise UserError(f"{declaration.name}: expected no prompt; put its text into the input tokens")
         if not self.columns:
             return self
         data = Config.of(context=self.columns, min_context_count=self.min_count).data

@@ -1,1 +1,1 @@
-"""Files, folders, locks, processes, progress, findings and output. Imports `options` only."""
+"""Files, folders, locks, memory, progress, findings and output. Imports `errors` and `options` only."""

@@ -16,9 +16,18 @@ LOG = logging.getLogger("factorcell")
 LABEL_WIDTH = 12
 Fact = tuple[str, str]  # a label and a text
 NAMES = (  # of all findings, from those that can mislead most to those that can mislead least
-    *("repeated texts", "unfinished", "undertrained", "other base", "unread context", "no effect", "weak model"),
-    *("unknown users", "column without effect", "uninformative column"),
-    *("more errors", "unknown words", "outlier", "outside range", "unseen values", "mixed kinds"),
+    *(
+        "column kind",
+        "dependent columns",
+        "repeated texts",
+        "unfinished",
+        "undertrained",
+        "other base",
+        "unread context",
+        "no effect",
+    ),
+    *("weak model", "unknown users", "column without effect", "uninformative column"),
+    *("more errors", "unknown words", "outlier", "outside range", "unseen values", "reserved names"),
     *("quotes", "no evidence", "cut texts", "missing values", "empty texts", "lost bias"),
 )
 

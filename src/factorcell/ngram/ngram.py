@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import with_context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus, target_ids
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.kinds import load_tokenizer, new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError

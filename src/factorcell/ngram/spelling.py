@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import CharacterOptions, Config
-from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, is_known_target, target_offsets
+from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.ngram.ngram import NGram, count_ngrams
 

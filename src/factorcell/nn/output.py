@@ -375,7 +375,7 @@ class SoftmaxHead(Head):
         shared_bias: Tensor,
         hashed: Tensor | None = None,
     ) -> Tensor:
-        """Return the bias (U,) of U tokens plus the adapted biases (B, U), if there are any.
+        """Return the bias (U,) of U tokens, or its sum with the adapted biases (B, U).
 
         `tables` are those of the method for these tokens, and `hashed` their hashed biases (B, U), by default those of
         all tokens.

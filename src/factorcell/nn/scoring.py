@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import Config
-from factorcell.data.cache import prepare
 from factorcell.data.columns.rows import to_contexts, to_rows, to_texts
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Batch, Corpus, is_known_target, target_offsets
+from factorcell.data.preparation import prepare
 from factorcell.data.table_findings import CONTEXTS
 from factorcell.data.tables.chunks import Table, UnknownKindError
 from factorcell.data.tables.tables import open_table

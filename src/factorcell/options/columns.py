@@ -1,23 +1,29 @@
 """Context columns with their kinds, as objects that are equivalent to the texts on the command line.
 
-    Number("nights")         nights:number
-    Cyclic("hour", 24)       hour:cyclic=24
+    Number("nights")                     nights:number
+    Number("price", notation="comma")    price:number=comma
+    Cyclic("hour", 24)                   hour:cyclic=24
 
 A plain text such as `nights` leaves the kind to the values of the column.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Column:
-    """Base class of the kinds of context columns, with the `name` of the column."""
+    """Base class of the kinds of context columns, with the `name` of the column.
+
+    The `notation` is that of numbers ("comma" or "point": the decimal mark) or of dates ("day-first" or "month-first").
+    By default, cells must have one meaning only, such as 9.99 or 2026-01-31.
+    """
 
     name: str
+    notation: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
-        return f"{self.name}:{type(self).__name__.lower()}"
+        return f"{self.name}:{type(self).__name__.lower()}" + (f"={self.notation}" if self.notation else "")
 
 
 class Category(Column):
@@ -46,12 +52,15 @@ class Longitude(Column):
 
 @dataclass(frozen=True)
 class Cyclic(Column):
-    """A column of numbers with a `period`, such as 24, which are points on a circle."""
+    """A column of numbers with a `period`, such as 24, which are points on a circle.
+
+    The `name` and the `notation` are those of `Number`.
+    """
 
     period: float
 
     def __str__(self) -> str:
-        return f"{self.name}:cyclic={self.period}"
+        return f"{self.name}:cyclic={self.period}" + (f"={self.notation}" if self.notation else "")
 
 
 class Text(Column):

@@ -3,17 +3,22 @@
 The card has names of files and folders but no paths, and no ids of users, so that it can be published.
 """
 
+import calendar
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
+from datetime import date, timedelta
 from pathlib import PurePath
 from typing import Any
+
+import numpy as np
 
 from factorcell.adapters.adapters import find_adapter, weight_adapters
 from factorcell.bootstrap import Interval
 from factorcell.config import INPUT_ADAPTERS, Config, HuggingFaceOptions
-from factorcell.data.columns.schema import TIME_KINDS, ContextSchema, Variable
+from factorcell.data.columns.schema import MISSING, ContextSchema, Variable
+from factorcell.data.columns.values import TIME_KINDS
 from factorcell.data.corpus import Corpus
 from factorcell.io import files
 from factorcell.io.findings import Fact
@@ -82,10 +87,58 @@ def data_facts(corpus: Corpus, dev: Corpus, held_out: int) -> Iterator[Fact]:
     yield "vocabulary", f"{len(corpus.tokenizer):,} {unit}s"
 
 
+def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
+    """Yield the kind of each context variable, three values, and the numbers of rare and missing values.
+
+    The values of the column `user` are not shown.
+    """
+    schema, label = corpus.schema, "columns"
+    if not schema.variables:
+        yield label, "none"
+    for variable in schema.variables:
+        missing, examples = 0, list[str]()
+        if variable.kind == "category":
+            ids = corpus.categories[:, schema.categories.index(variable)]
+            missing = int((ids == MISSING).sum())
+            examples = [] if variable.source_column == user else [*variable.values[1:4]]
+        elif variable in schema.numbers:
+            numbers = corpus.numbers[:, schema.numbers.index(variable)]
+            missing = int(np.isnan(numbers).sum())
+            distinct = dict.fromkeys(numbers[~np.isnan(numbers)][:1000].tolist())
+            examples = [format_cell(variable.kind, number) for number in distinct]
+        elif variable.kind == "vector":
+            missing = int(np.isnan(corpus.vectors[schema.vectors.index(variable)][:, 0]).sum())
+        elif variable.kind == "text":
+            examples = [*variable.values[:3]]
+        listing = ", ".join(f"{example:.20}" for example in list(dict.fromkeys(examples))[:3])
+        if listing:
+            parts = [f"{variable.kind} such as {listing}", variable.details.removeprefix(variable.kind).lstrip(" ,")]
+        else:
+            parts = [variable.kind, variable.details] if variable.kind == "category" else [variable.details]
+        parts += [f"{missing:,} missing"] if missing else []
+        yield label, f"{variable.name}: {'; '.join(parts)}"
+        label = ""
+
+
+def format_cell(kind: str, number: float) -> str:
+    """Return a number of a variable as people write it: as a time of day, a weekday, a day of the year or a number."""
+    if kind == "hour":
+        return f"{int(number)}:{int(number % 1 * 60 + 1e-3):02d}"
+    if kind == "weekday":
+        return calendar.day_abbr[int(number)]
+    if kind == "yearday":
+        return f"{date(2023, 1, 1) + timedelta(days=number):%d %b}"
+    return f"{number:.6g}"
+
+
+def columns_fact(run: Run) -> Fact:
+    """Return the context columns with their details in one line."""
+    return "columns", ", ".join(variable.describe() for variable in run.schema.variables) or "none"
+
+
 def model_facts(run: Run) -> Iterator[Fact]:
-    """Yield the context columns, and the adaptations and the size of the model."""
+    """Yield the adaptations and the size of the model."""
     model, backbone = run.model, run.config.backbone
-    yield "columns", ", ".join(variable.describe() for variable in run.schema.variables) or "none"
     details = [run.config.model_name if model.is_adapted else "unadapted (reads no columns)"]
     sizes = used_options(SIZES, run.config, run.schema)
     config = public_config(run.config)
@@ -176,7 +229,7 @@ def _card_facts(run: Run) -> list[tuple[str, str]]:
     rows = []
     if facts:
         rows.append(("texts", f"{facts['texts']:,} ({facts['targets']:,} {unit}s) from {facts['source']}"))
-    rows += [("vocabulary", f"{len(run.tokenizer):,} {unit}s"), *model_facts(run)]
+    rows += [("vocabulary", f"{len(run.tokenizer):,} {unit}s"), columns_fact(run), *model_facts(run)]
     options = [name for name, value in asdict(config.backbone).items() if value and name != "kind"]
     used = used_options(options, config, run.schema)
     rows.append(("backbone", f"{config.backbone.kind}, {config.format_options(used)}"))

@@ -25,10 +25,10 @@ from factorcell.config import (
     option_fields,
     options_by_section,
 )
-from factorcell.data.cache import prepare
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.errors import UserError, check_choice
 from factorcell.evaluation.diagnostics import report_run, table_findings
@@ -262,7 +262,8 @@ def train_and_log(
 ) -> None:
     """Train a run and log facts about it; `dev` has some of `held_out` development texts."""
     LOG.info("%s", run.folder)
-    log_facts(*summary.data_facts(corpus, dev, held_out), *summary.model_facts(run))
+    columns = summary.column_facts(corpus, run.config.data.user)
+    log_facts(*summary.data_facts(corpus, dev, held_out), *columns, *summary.model_facts(run))
     if used := summary.used_options(chosen, run.config, run.schema):
         log_facts(("options", run.config.format_options(used)), level=logging.DEBUG)
     report(*table_findings(corpus, dev))

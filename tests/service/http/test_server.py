@@ -1,6 +1,7 @@
 """The server process: it starts, stops on request, loses nothing when killed, and loads a new run."""
 
 import asyncio
+import errno
 import gc
 import shutil
 import signal
@@ -8,10 +9,13 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
 from factorcell.errors import UserError
 from factorcell.service.http import keys, problems, server
@@ -142,6 +146,34 @@ def test_server_finishes_requests_before_it_stops(run: Path, tmp_path: Path) -> 
     assert record is not None
     assert accepted
     assert record.last_number in (len(accepted), len(accepted) + 1)  # the last response may have been lost
+
+
+def test_stopping_server_closes_connections() -> None:
+    stopping = server.uvicorn_server(PlainTextResponse("answer"))
+    client = TestClient(cast(ASGIApp, stopping.config.app))
+    assert "connection" not in client.get("/").headers
+    stopping.should_exit = True
+    assert client.get("/").headers["connection"] == "close"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_stopping_server_refuses_new_connections(workers: str, run: Path, tmp_path: Path) -> None:
+    with serving(run, tmp_path / "users.db", "--workers", workers) as (process, client):
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as unfinished:  # a worker waits for the rest of the request
+            unfinished.sendall(b"POST /v1/accept HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n")
+            unfinished.sendall(b"Content-Type: application/json\r\n\r\n{")
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            while not is_refused(address):
+                time.sleep(0.1)
+            assert process.poll() is None, "the worker has not finished"
+
+
+def is_refused(address: tuple[str, int | None]) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == errno.ECONNREFUSED
 
 
 @pytest.mark.slow

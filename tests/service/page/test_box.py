@@ -77,6 +77,19 @@ def test_escape_closes_the_list_and_keeps_the_text(serve: Serve, open_page: Open
     assert texts(service) == []
 
 
+def test_escape_drops_a_running_request(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve())
+    routes: list[Any] = []
+    page.route(COMPLETE, lambda route: routes.append(route))
+    query(page).press_sequentially("a")
+    while not routes:
+        page.wait_for_timeout(20)
+    query(page).press("Escape")
+    routes[0].continue_()
+    page.wait_for_timeout(500)
+    assert (query(page).input_value(), page.locator(OPTIONS).count()) == ("a", 0)
+
+
 def test_tab_inserts_a_suggestion_and_continues(serve: Serve, open_page: OpenPage, service: Service) -> None:
     page = open_page(serve())
     type_text(page, "a")

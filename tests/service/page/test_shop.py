@@ -11,7 +11,7 @@ from tests.service.listening import listening
 from tests.service.page.box import OPTIONS, OpenPage, query
 from tests.service.page.shop import SERVER, shop_of
 
-SAME_SITE = {"sec-fetch-site": "same-origin"}
+SAME_SITE = {"origin": "http://testserver"}
 MAX_LINES = 50
 
 
@@ -22,33 +22,53 @@ def client(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def log_in(client: TestClient, user: str) -> None:
-    assert client.post("/log-in", data={"user": user}).status_code == 200
+    assert client.post("/session", json={"user": user}).status_code == 200
 
 
 def test_the_service_sees_the_user_who_is_logged_in(client: TestClient, service: Service) -> None:
     log_in(client, "ann")
-    answer = client.post("/v1/accept", json={"user": "bob", "text": "abba"})
+    assert client.post("/session", json={}).json() == {"user": "ann"}
+    answer = client.post("/v1/accept", json={"user": "ann", "text": "abba"})
     assert answer.json()["outcome"] == "learned"
     profile = service.show("ann")
     assert profile is not None
     assert [text.text for text in profile.texts] == ["abba"]
-    assert service.show("bob") is None
-    results = client.post("/v1/complete", json={"query": "ab"}).json()["results"]
+    results = client.post("/v1/complete", json={"user": "ann", "query": "ab"}).json()["results"]
     assert "history" in next(result["source"] for result in results if result["text"] == "abba")
+
+
+@pytest.mark.parametrize("other", ["bob", None])
+def test_texts_of_a_page_that_another_user_opened_are_refused(
+    client: TestClient, service: Service, other: str | None
+) -> None:
+    log_in(client, "ann")
+    for path, content in (("/v1/accept", {"text": "abba"}), ("/v1/complete", {"query": "ab"})):
+        assert client.post(path, json={**content, "user": other}).status_code == 409
+    assert service.show("ann") is None
+    assert service.show("bob") is None
+
+
+def test_a_user_logs_out(client: TestClient) -> None:
+    log_in(client, "ann")
+    assert client.post("/session", json={"user": None}).status_code == 200
+    assert client.post("/session", json={}).json() == {"user": None}
+    assert client.post("/v1/accept", json={"text": "abba", "user": None}).status_code == 422
 
 
 def test_an_error_of_the_service_is_passed_on(client: TestClient) -> None:
     log_in(client, "ann")
-    answer = client.post("/v1/complete", json={"query": 7})
+    answer = client.post("/v1/complete", json={"user": "ann", "query": 7})
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site", "none", ""])
-def test_pages_of_other_sites_are_refused(client: TestClient, service: Service, site: str) -> None:
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://testserver.evil.example", "null", ""])
+def test_pages_of_other_sites_are_refused(client: TestClient, service: Service, origin: str) -> None:
     log_in(client, "ann")
-    answer = client.post("/v1/accept", json={"text": "abba"}, headers={"sec-fetch-site": site})
-    assert answer.status_code == 403
+    headers = {"origin": origin}
+    assert client.post("/v1/accept", json={"user": "ann", "text": "abba"}, headers=headers).status_code == 403
+    assert client.post("/session", json={"user": "mallory"}, headers=headers).status_code == 403
+    assert client.post("/session", json={}).json() == {"user": "ann"}
     assert service.show("ann") is None
 
 
@@ -56,24 +76,25 @@ def test_a_visitor_who_is_not_logged_in_gets_suggestions_and_teaches_nothing(
     client: TestClient, service: Service
 ) -> None:
     service.accept("bob", "abba")
-    results = client.post("/v1/complete", json={"query": "ab", "user": "bob"}).json()["results"]
+    results = client.post("/v1/complete", json={"query": "ab"}).json()["results"]
     assert results
     assert not any("history" in result["source"] for result in results)
-    assert client.post("/v1/accept", json={"text": "cab", "user": "bob"}).status_code == 403
-    assert "/log-in" in client.get("/").text  # the page, with a link
+    assert client.post("/v1/accept", json={"text": "cab"}).status_code == 422
+    assert "log-in" in client.get("/").text
 
 
 def test_a_forged_session_is_refused(client: TestClient) -> None:
     client.cookies.set("session", "eyJ1c2VyIjogImJvYiJ9.aaaa.aaaa")
-    assert client.post("/v1/accept", json={"text": "cab"}).status_code == 403
+    assert client.post("/session", json={}).json() == {"user": None}
+    assert client.post("/v1/accept", json={"text": "cab", "user": "bob"}).status_code == 409
 
 
 def test_the_rate_of_one_user_does_not_limit_another(client: TestClient) -> None:
     log_in(client, "ann")
-    statuses = [client.post("/v1/complete", json={"query": "ab"}).status_code for _ in range(400)]
+    statuses = [client.post("/v1/complete", json={"user": "ann", "query": "ab"}).status_code for _ in range(400)]
     assert {200, 429} == set(statuses)
     log_in(client, "bob")
-    assert client.post("/v1/complete", json={"query": "ab"}).status_code == 200
+    assert client.post("/v1/complete", json={"user": "bob", "query": "ab"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/users/bob", "/v1/accepts", "/metrics", "/server.py", "/../server.py"])
@@ -96,9 +117,9 @@ def test_a_browser_logs_in_completes_and_learns(
         query(page).press_sequentially("ab")
         page.locator(OPTIONS).first.wait_for()
         assert page.locator(".fc-source").count() == 0
-        page.get_by_role("link").click()
         page.get_by_label("Name").fill("ann")
-        page.get_by_role("button").click()
+        with page.expect_navigation():
+            page.get_by_role("button").click()
         query(page).press_sequentially("ab")
         page.locator(OPTIONS).first.wait_for()
         query(page).fill("abba")

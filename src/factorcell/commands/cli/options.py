@@ -146,9 +146,9 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count or memory.usable_cores())
 
 
-def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
+def parse_context(run: "Run | None", texts: Sequence[str], option: str = "--context") -> dict[str, str]:
     """Return a context, column -> value, from texts as in `parse_context_values`."""
-    values = parse_context_values(texts, option)
+    values = parse_context_values(run, texts, option)
     for name, values_of_column in values.items():
         if len(values_of_column) > 1:
             actual = " and ".join(map(repr, values_of_column))
@@ -156,15 +156,18 @@ def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, 
     return {name: value for name, (value,) in values.items()}
 
 
-def parse_context_values(texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
+def parse_context_values(run: "Run | None", texts: Sequence[str], option: str = "--context") -> dict[str, list[str]]:
     """Return the values of each column, without repetitions, from texts `NAME=VALUE` or `NAME=VALUE; NAME=VALUE`.
 
-    Error messages begin with `option`.
+    NAME ends before the first equals sign, or is a column of `run`. Error messages begin with `option`.
     """
     values: dict[str, list[str]] = {}
+    columns = () if run is None else run.schema.columns()
     # A semicolon is part of a value unless another NAME= follows it.
     for part in itertools.chain.from_iterable(re.split(r";\s*(?=[^;=]+=)", text) for text in texts):
         name, equals, value = part.partition("=")
+        if column := max((column for column in columns if part.startswith(f"{column}=")), key=len, default=""):
+            name, value = column, part[len(column) + 1 :]
         if not equals or not name:
             raise UserError(f"{option}: expected NAME=VALUE, got {part!r}")
         values.setdefault(name, [])

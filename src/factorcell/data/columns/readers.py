@@ -16,7 +16,8 @@ Without a column of earlier texts, the option `prompt_history` reads the earlier
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -26,32 +27,27 @@ from numpy.typing import NDArray
 
 from factorcell.config import HISTORY_COLUMN, DataConfig, WordOptions
 from factorcell.data.columns.context import Ragged
+from factorcell.data.columns.declarations import count_values, describe_notations, read_notations
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, wave_parameters
 from factorcell.data.columns.values import (
     MAX_FLOAT32,
     category_name,
+    cell_number,
     is_missing,
     short_repr,
-    to_hour,
-    to_number,
-    to_weekday,
-    to_yearday,
 )
+from factorcell.data.tables.chunks import Table
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer, WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.io.findings import Finding, report
 
 START = 0  # provisional id of the start token in prompts
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
-NOT_A_TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
-# For each kind, the parser of its values and the end of the message about a value that the parser cannot read.
-NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
-    "number": (to_number, "not a number"),
-    "longitude": (to_number, "not a number of degrees"),
-    "cyclic": (to_number, "not a number"),
-    "hour": (to_hour, NOT_A_TIME.format("time of day")),
-    "weekday": (to_weekday, NOT_A_TIME.format("date")),
-    "yearday": (to_yearday, NOT_A_TIME.format("date")),
+# The end of the message about a value that the parser of a kind cannot read.
+PROBLEMS = {
+    "longitude": "not a number of degrees",
+    "hour": "not a time of day (ISO 8601, such as 2026-11-21T15:55)",
+    **dict.fromkeys(("weekday", "yearday"), "not a date (ISO 8601, such as 2026-11-21T15:55)"),
 }
 
 
@@ -64,14 +60,14 @@ class ColumnReader:
 
     Attributes:
         declared_variable: The variable of a schema, or a new one of which only name, kind, column and period are set.
-        table_name: The name of the table, for messages.
+        table: The table, for messages.
         unknown: The policy for category values that training never saw: "error", "group" (read as a rare value) or
             "expected" (read as a missing value); None in training.
         chunk_arrays: The numbers, vectors or provisional ids of each chunk.
     """
 
     declared_variable: Variable
-    table_name: str
+    table: Table
     unknown: str | None = None
     chunk_arrays: list[NDArray[Any]] = field(default_factory=list, init=False)
 
@@ -96,11 +92,11 @@ class ColumnReader:
         return np.concatenate(self.chunk_arrays)
 
     def no_values_error(self) -> UserError:
-        return UserError(f"{self.table_name}: {self.column} is empty in all rows; leave the column out")
+        return UserError(f"{self.table.name}: {self.column} is empty in all rows; leave the column out")
 
     def error(self, row: int, problem: str) -> UserError:
         """Return the error about the value in row number `row`, counted from 1."""
-        return UserError(f"{self.table_name} row {row}: {self.column} {problem}")
+        return UserError(f"{self.table.place(row)}: {self.column} {problem}")
 
 
 def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -120,14 +116,12 @@ class NumberReader(ColumnReader):
     has_reported: bool = field(default=False, init=False)  # whether a finding has named a number outside its period
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        parse, problem = NUMBER_PARSERS[self.declared_variable.kind]
-        numbers = [parse(value) for value in values]
+        kind, notation = self.declared_variable.kind, self.declared_variable.notation
+        numbers = [cell_number(kind, value, notation) for value in values]
         for row, value, number in zip(rows, values, numbers, strict=True):
             if number is None and not is_missing(value):
-                # The user can change the kind of a column only in training.
-                can_be_category = self.unknown is None and self.declared_variable.kind == "number"
-                suggestion = f" (for a category, use {self.column}:category)" if can_be_category else ""
-                raise self.error(row, f"is {short_repr(value)}, {problem}{suggestion}")
+                problem = f"not a {kind} ({notation})" if notation else PROBLEMS.get(kind, "not a number")
+                raise self.error(row, f"is {short_repr(value)}, {problem}{self._remedy(value, values)}")
         array = np.array([math.nan if number is None else number for number in numbers])
         if not (period := self.declared_variable.period):
             self.chunk_arrays.append(array)
@@ -135,10 +129,23 @@ class NumberReader(ColumnReader):
         is_outside = (array < -period / 2) | (array > period)
         if is_outside.any() and not self.has_reported:
             self.has_reported, first = True, int(is_outside.argmax())
-            value = f"{self.table_name} row {rows[first]}: {self.column} is {array[first]:.8g}"
+            value = f"{self.table.name} row {rows[first]}: {self.column} is {array[first]:.8g}"
             text = f"{value}, outside {-period / 2:g} to {period:g}; such numbers are read modulo {period:g}"
             report(Finding("outside range", text))
         self.chunk_arrays.append(array % period)
+
+    def _remedy(self, value: Any, values: list[Any]) -> str:
+        """Return in training how to declare a column of `values`, of which `value` cannot be read."""
+        kind, notation = self.declared_variable.kind, self.declared_variable.notation
+        if self.unknown is not None or notation:
+            return ""
+        period = f"={self.declared_variable.period:g}" if kind == "cyclic" else ""
+        for sample in (values, [value]):
+            with suppress(TypeError):  # lists
+                counts = count_values(sample)
+                if readings := {name: numbers for name, numbers in read_notations(kind, counts).items() if name}:
+                    return f"; set {describe_notations(f'{self.column}:{kind}{period}', kind, counts, readings)}"
+        return f" (for a category, use {self.column}:category)" if kind == "number" else ""
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean, standard deviation and range of its numbers.
@@ -197,10 +204,9 @@ class CategoryReader(ColumnReader):
                 value_id = self.id_by_value.get((type(value), value))
                 ids.append(self._new_id(value) if value_id is None else value_id)
             except UserError as error:
-                raise UserError(f"{self.table_name} row {row}: {self.column}: {error.message}") from None
+                raise UserError(f"{self.table.place(row)}: {self.column}: {error.message}") from None
             except TypeError:
-                is_list = isinstance(value, (list, tuple, np.ndarray))
-                hint = f" (for vectors, use {self.column}:vector)" if is_list else ""
+                hint = f" (use {self.column}:{kind})" if (kind := _kind_of_list(value)) else ""
                 raise self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}") from None
         self.chunk_arrays.append(np.array(ids, dtype=np.int32))
 
@@ -216,8 +222,9 @@ class CategoryReader(ColumnReader):
         min_count = config.min_user_count if self.column == config.user else config.min_context_count
         counts = np.bincount(self.all_values(), minlength=len(self.ids_by_name) + 1)
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
+        unknown_count = count_by_name.pop(UNKNOWN_VALUE, 0)  # read as the unknown value, as rare values are
         names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
-        frequent_names = [name for name in names if count_by_name[name] >= min_count and name != UNKNOWN_VALUE]
+        frequent_names = [name for name in names if count_by_name[name] >= min_count]
         frequent_counts = [count_by_name[name] for name in frequent_names]
         return replace(
             self.declared_variable,
@@ -225,6 +232,7 @@ class CategoryReader(ColumnReader):
             counts=(int(counts[1:].sum()) - sum(frequent_counts), *frequent_counts),
             rare_count=len(names) - len(frequent_names),
             min_count=min_count,
+            unknown_count=unknown_count,
         )
 
     def encode(self, variable: Variable) -> NDArray[np.int32]:
@@ -277,9 +285,10 @@ class TextReader(ColumnReader):
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
         word_ids: list[int] = []
         for row, value in zip(rows, values, strict=True):
-            if not isinstance(value, str) and not is_missing(value):
-                raise self.error(row, f"is {short_repr(value)}, not a text")
-            words = without_punctuation(self.split(value)) if isinstance(value, str) else []
+            text = " ".join(value) if _kind_of_list(value) == "text" else value
+            if not isinstance(text, str) and not is_missing(text):
+                raise self.error(row, f"is {short_repr(value)}, not a text or a list of texts")
+            words = without_punctuation(self.split(text)) if isinstance(text, str) else []
             word_ids.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
         self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))
@@ -292,7 +301,7 @@ class TextReader(ColumnReader):
         frequent_words = [word for word in self.ids if count_by_word[word] >= min_count]
         if not frequent_words:
             problem = f"no word occurs {min_count} times (min_context_count)"
-            raise UserError(f"{self.table_name}: {self.column}: {problem}; omit the column or lower min_context_count")
+            raise UserError(f"{self.table.name}: {self.column}: {problem}; omit the column or lower min_context_count")
         frequent_words.sort(key=lambda word: (-count_by_word[word], word))
         variable = replace(self.declared_variable, values=tuple(frequent_words[:MAX_CONTEXT_WORDS]))
         bags = self.encode(variable)
@@ -353,6 +362,13 @@ class VectorReader(ColumnReader):
         vectors = vectors[~np.isnan(vectors[:, 0])]
         means, spreads = vectors.mean(0, dtype=np.float64).tolist(), deviations(vectors).tolist()
         return replace(self.declared_variable, means=tuple(means), deviations=tuple(spreads))
+
+
+def _kind_of_list(value: Any) -> str:
+    """Return the kind of a column of such lists: text for lists of texts, vector for other lists; empty for no list."""
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return ""
+    return "text" if len(value) and all(isinstance(item, str) for item in value) else "vector"
 
 
 def to_vector(value: Any) -> NDArray[np.float32] | None:

@@ -13,16 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from factorcell.data.columns.values import NUMBER_NOTATIONS, TIME_KINDS, TIME_NOTATIONS
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 
 UNKNOWN_VALUE = "<unknown>"  # value 0 of every category: rare values, and unseen values with `unknown="group"`
 MISSING = -1  # the id of a missing category value
 EXPECTED_READING = "read as the expected value of the column"  # clause of notices about missing values
-TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
 # The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
 NUMBER_KINDS = ("number", *PERIODS, "cyclic")
+# The notations of the cells of each kind that is read as a number, in addition to cells that can mean one thing only
+NOTATIONS = {kind: TIME_NOTATIONS if kind in TIME_KINDS else tuple(NUMBER_NOTATIONS) for kind in NUMBER_KINDS}
 COLUMN_KINDS = ("category", *NUMBER_KINDS, "text", "prompt", "vector")
 # The number of pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven
 # days of a week is a weighted sum of the waves plus a constant.
@@ -47,6 +49,8 @@ class Variable:
             periodic number, those of each of its waves (`wave_parameters`).
         shares: For a text, the weight of each word in the mean embedding of all training texts.
         min_count: For a category, the minimum number of training texts of a frequent value.
+        notation: For a number or a time, the notation of its cells; empty for cells that can mean one thing only.
+        unknown_count: For a category, the number of training texts with the name `UNKNOWN_VALUE` in their cell.
         classes: For a category of a class column of a data set, the name of each class number.
     """
 
@@ -65,6 +69,8 @@ class Variable:
     deviations: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
     min_count: int = 0
+    notation: str = ""
+    unknown_count: int = 0
     classes: tuple[str, ...] = ()
 
     @property
@@ -222,8 +228,9 @@ def _check_fields(variable: Variable) -> None:
         check(all(type(item) in accepted_types for item in items), f"wrong type of the field {name}")
         check(item_type is not float or all(map(math.isfinite, items)), f"infinity or NaN in the field {name}")
     check_choice("kind of context variable", variable.kind, COLUMN_KINDS)
-    smallest = min(variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
-    check(smallest >= 0, "negative count, share or period")
+    check_choice("notation", variable.notation, ("", *NOTATIONS.get(variable.kind, ())))
+    counts = (variable.rare_count, variable.unknown_count, variable.min_count, *variable.counts)
+    check(min(variable.period, *counts, *variable.shares) >= 0, "negative count, share or period")
     check(min([variable.deviation, *variable.deviations]) > 0, "standard deviation not above 0")
     parts = {"category": (variable.values, variable.counts), "text": (variable.values, variable.shares)}
     first, second = parts.get(variable.kind, (variable.means, variable.deviations))

@@ -2,7 +2,7 @@
 
 All code that uses a value as a key (a category, a user, a group of a report) calls `category_name` and `is_missing`.
 Therefore 5, 5.0 and "5" are the same value everywhere. The hour and the day of a time are those of the time zone in
-which the time is written.
+which the time is written. Without a notation, a number or a time is read only if it has one meaning.
 """
 
 import calendar
@@ -10,11 +10,12 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import regex
 
 from factorcell.errors import UserError
 
@@ -26,6 +27,19 @@ SERIES = [
     {name.casefold(): rank for rank, name in enumerate(names)}
     for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
 ]
+TIME_KINDS = ("hour", "weekday", "yearday")  # one column of times may have a variable of each of these kinds
+NUMBER_NOTATIONS = {"point": ".", "comma": ","}  # with their decimal marks
+TIME_NOTATIONS = ("day-first", "month-first")
+MAX_AMOUNT_LENGTH = 100  # maximum number of characters of a number with a notation
+UNIT = r"(?:\p{Sc}|[A-Z]{3}|%|‰)?"  # a currency or a per cent sign
+AMOUNT = regex.compile(rf"([-+]?)\s*{UNIT}\s*([-+]?)((?:\d[\d,.'’\s]*)?\d|[,.]\d+)(e[-+]?\d+)?\s*{UNIT}")
+# The digits before the decimal mark, with or without marks between thousands or, as in India, lakhs
+WHOLE_NUMBER = re.compile(r"\d*|[1-9]\d{0,2}([,.'’\s])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d\d)+,\d{3}")
+DATE = r"(?:(\d{1,4}|[a-z]+)\.?[-./ ] ?(\d{1,2}|[a-z]+)\.?[-./, ] ?(\d{4}|\d{1,2}))?"
+CLOCK = r"(?:[t, ] ?|^)(\d{1,2})[:.](\d\d)(?:[:.](\d\d)(?:[.,]\d+)?)?(?: ?([ap])\.?m\.?)?"
+DATE_AND_CLOCK = re.compile(f"{DATE}(?:{CLOCK})?", re.IGNORECASE)
+END_OF_DAY = re.compile(r"(^|[T ])24((?::?00){1,2}(?:[.,]0+)?(?:Z|[-+][\d:]+)?)$")  # ISO 8601 for 0:00 of the next day
+MONTHS = {name[:length]: rank for name, rank in SERIES[0].items() for length in range(3, len(name) + 1)}
 # A number, or a range that begins with a number, such as 18 to 34 or 65+.
 NUMBER_OR_RANGE = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
 
@@ -106,13 +120,20 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def to_number(value: Any) -> float | None:
+def to_number(value: Any, notation: str = "") -> float | None:
     """Convert a value to a number in the range of 32-bit floats; return None if this is not possible.
 
-    Times are not converted, because the number would depend on their unit, nor is text such as 3_12.
+    With one of `NUMBER_NOTATIONS`, the decimal mark of a text is that of the notation, and the text may have marks
+    between thousands and a currency or a per cent sign. Times are not converted, because the number would depend on
+    their unit, nor is text such as 3_12.
     """
-    if isinstance(value, np.datetime64) or (isinstance(value, str) and "_" in value):
+    if isinstance(value, np.datetime64):
         return None
+    if isinstance(value, str):
+        text = value.replace("\u2212", "-")  # the minus sign
+        value = _without_marks(text.strip(), NUMBER_NOTATIONS[notation]) if notation else text
+        if "_" in value:
+            return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -120,8 +141,24 @@ def to_number(value: Any) -> float | None:
     return number if abs(number) <= MAX_FLOAT32 else None
 
 
-def to_time(value: Any) -> date | time | None:
-    """Return the date, the time of day, or both (`datetime`) of ISO 8601 text or of a date or time; None without it."""
+def _without_marks(text: str, decimal_mark: str) -> str:
+    """Return a number with a decimal point, and without marks between thousands and units; empty for other texts."""
+    amount = AMOUNT.fullmatch(text) if len(text) <= MAX_AMOUNT_LENGTH else None  # matching takes quadratic time
+    if amount is None or (amount[1] and amount[2]):
+        return ""
+    whole, _, fraction = amount[3].partition(decimal_mark)
+    if not WHOLE_NUMBER.fullmatch(whole) or not (fraction or "0").isdigit():
+        return ""
+    digits = "".join(filter(str.isdigit, whole))
+    return f"{amount[1]}{amount[2]}{digits}.{fraction or 0}{amount[4] or ''}"
+
+
+def to_time(value: Any, notation: str = "") -> date | time | None:
+    """Return the date, the time of day, or both (`datetime`) of a text or of a date or time; None without it.
+
+    Texts are in ISO 8601, or in a notation that begins with the year or names the month; with one of `TIME_NOTATIONS`,
+    also such as 31/1/2026 14.30.
+    """
     if isinstance(value, np.datetime64):
         # `item` returns an integer for units finer than microseconds, and for dates after the year 9999.
         unit, _ = np.datetime_data(value.dtype)
@@ -130,13 +167,60 @@ def to_time(value: Any) -> date | time | None:
         return None if is_missing(value) else value
     if not isinstance(value, str):
         return None
+    text = value.strip()
+    if END_OF_DAY.search(text):
+        moment = _iso_time(END_OF_DAY.sub(r"\g<1>00\2", text))
+        try:
+            return moment + timedelta(days=1) if isinstance(moment, datetime) else moment
+        except OverflowError:
+            return None
+    if moment := _iso_time(text):
+        return moment
+    readings = {_written_time(text, notation or other) for other in TIME_NOTATIONS}
+    return readings.pop() if len(readings) == 1 else None
+
+
+def _iso_time(text: str) -> date | time | None:
     for time_type in (date, datetime, time):
         try:
-            if time_type is not time or ":" in value:  # `time` would read 2026 as 20:26
-                return time_type.fromisoformat(value.strip())
+            if time_type is not time or ":" in text:  # `time` would read 2026 as 20:26
+                return time_type.fromisoformat(text)
         except ValueError:
             continue
     return None
+
+
+def _written_time(text: str, notation: str) -> date | time | None:
+    """Return the date, the time of day, or both of a text that is not in ISO 8601."""
+    match = DATE_AND_CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    first, second, third, hour, minute, seconds, half = match.groups()
+    if (first is None and not half) or (half and not 1 <= int(hour) <= 12):  # 12.30 may be a number
+        return None
+    try:
+        hours = int(hour or 0) if not half else int(hour) % 12 + 12 * (half in "pP")
+        clock = time(hours, int(minute or 0), int(seconds or 0))
+        day = None if first is None else _written_date(first, second, third, notation)
+    except (ValueError, KeyError):
+        return None
+    return clock if day is None else datetime.combine(day, clock) if hour else day
+
+
+def _written_date(first: str, second: str, third: str, notation: str) -> date:
+    """Return the date of three parts; a year of four digits or the name of a month may determine their order.
+
+    Raises:
+        ValueError, KeyError: The parts are not a date.
+    """
+    is_month_first = first.isalpha() or (notation == "month-first" and second.isdigit())
+    order = "ymd" if len(first) == 4 and first.isdigit() else "mdy" if is_month_first else "dmy"
+    parts = dict(zip(order, (first, second, third), strict=True))
+    year, month = parts["y"], parts["m"].casefold()
+    century = "" if len(year) == 4 else "20" if year < "69" else "19"  # as in POSIX
+    if len(century + year) != 4:
+        raise ValueError("not a year")
+    return date(int(century + year), int(month) if month.isdigit() else MONTHS[month], int(parts["d"]))
 
 
 def to_seconds(value: Any) -> float | None:
@@ -157,25 +241,23 @@ def to_seconds(value: Any) -> float | None:
         return None
 
 
-def to_hour(value: Any) -> float | None:
-    """Return the hours since midnight, with their fraction, or None for a value without a time of day."""
-    clock_time = to_time(value)
-    if not isinstance(clock_time, (datetime, time)):
-        return None
-    seconds = clock_time.second + clock_time.microsecond / 1e6
-    return clock_time.hour + clock_time.minute / 60 + seconds / 3600
+def read_cell(kind: str, value: Any, notation: str = "") -> float | date | time | None:
+    """Return the number or the time in a cell of a kind that is read as a number, or None without it."""
+    if kind not in TIME_KINDS:
+        return to_number(value, notation)
+    moment = to_time(value, notation)
+    return moment if isinstance(moment, (datetime, time) if kind == "hour" else date) else None
 
 
-def to_weekday(value: Any) -> float | None:
-    """Return the whole days since Monday, or None for a value without a date."""
-    day = to_time(value)
-    return float(day.weekday()) if isinstance(day, date) else None
-
-
-def to_yearday(value: Any) -> float | None:
-    """Return the whole days since January 1, or None for a value without a date."""
-    day = to_time(value)
-    return day.timetuple().tm_yday - 1.0 if isinstance(day, date) else None
+def cell_number(kind: str, value: Any, notation: str = "") -> float | None:
+    """Return the number in a cell, or of a time: hours since midnight, days since Monday or days since January 1."""
+    content = read_cell(kind, value, notation)
+    if kind == "hour" and isinstance(content, (datetime, time)):
+        seconds = content.second + content.microsecond / 1e6
+        return content.hour + content.minute / 60 + seconds / 3600
+    if isinstance(content, date):
+        return float(content.weekday()) if kind == "weekday" else content.timetuple().tm_yday - 1.0
+    return content if isinstance(content, float) else None
 
 
 def natural_order(names: Sequence[str]) -> list[int] | None:

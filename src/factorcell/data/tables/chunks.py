@@ -1,7 +1,7 @@
 """Tables, as `open_table` returns them for all kinds of sources, the files that they are read from, and their chunks.
 
-The package reads a table file several times: to find the names of its columns, to guess their kinds, to compute its
-cache key, and to read its rows. If the file changes between or during these reads, `Content` raises a `UserError`.
+The package reads a table file several times: to find the names of its columns, to guess their kinds, and to read its
+rows. If the file changes between or during these reads, `Content` raises a `UserError`.
 
 A chunk is a dict from column to a list of values. All values of CSV and TSV files are strings, and an empty field is an
 empty string; the column readers (`readers`) interpret the strings.
@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from numbers import Real
@@ -39,8 +39,17 @@ MAX_ROW_LENGTH = 1 << 24  # maximum number of characters of a line of a text fil
 ARROW_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # Arrow's names, by the ending of the file name
 COMPRESSIONS = (*ARROW_COMPRESSIONS, ".xz")  # endings of the names of compressed files
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, in the error handler surrogateescape
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
-UTF32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+# What files begin with that are not text in UTF-8, and the remedy
+OTHER_FORMATS = {
+    **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-32; convert it to UTF-8"),
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "UTF-16; convert it to UTF-8"),
+    b"\x1f\x8b": "data compressed with gzip; add .gz to its name",
+    b"BZh91AY&SY": "data compressed with bzip2; add .bz2 to its name",
+    b"\xfd7zXZ\0": "data compressed with xz; add .xz to its name",
+    b"\x28\xb5\x2f\xfd": "data compressed with zstd; add .zst to its name",
+    b"PK\x03\x04": "a zip archive or an Excel workbook; extract the table from it, or save it as CSV",
+    b"PAR1": "a Parquet file; change the end of its name to .parquet",
+}
 
 Chunk = dict[str, list[Any]]
 
@@ -127,12 +136,11 @@ class Content:
                 self.open_decompressed() as stream,
                 io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline=newline) as decoder,
             ):
-                first_bytes = stream.peek(4)[:4]
+                beginning = stream.peek(10)
                 # In UTF-16 without a byte order mark, one of the two bytes of an ASCII character is 0.
-                is_utf16 = first_bytes.startswith(UTF16_MARKS) or first_bytes[:2].count(0) == 1
-                if is_utf16 or first_bytes in UTF32_MARKS:
-                    encoding = "UTF-32" if first_bytes in UTF32_MARKS else "UTF-16"
-                    raise UserError(f"{self.path}: expected UTF-8, got {encoding}; convert it to UTF-8")
+                mark = b"\xff\xfe" if beginning[:2].count(0) == 1 else beginning
+                if problem := next((OTHER_FORMATS[other] for other in OTHER_FORMATS if mark.startswith(other)), ""):
+                    raise UserError(f"{self.path}: expected text in UTF-8, got {problem}")
                 read_line = partial(decoder.readline, MAX_ROW_LENGTH + 1)  # one more character than is allowed
                 for line_number, line in enumerate(iter(read_line, ""), 1):
                     if not line.isascii() and (invalid := ESCAPED_BYTE.search(line)):
@@ -154,11 +162,11 @@ class Table:
 
     Attributes:
         name: The name of the source, for messages.
-        columns: The names of all columns.
+        columns: The names of all columns; a name that the header has more than once is not one of them.
         read: A function that receives column names and yields chunks of these columns.
         row_count: The number of rows, if it is known without reading the source.
         file: The file of a table whose number of rows is unknown; its bytes show the progress.
-        header_hint: A likely mistake in the header, which errors about missing columns append to their message.
+        line_of: A function that returns the line of a text file in which a row begins; rows are counted from 1.
     """
 
     name: str
@@ -166,14 +174,20 @@ class Table:
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
     row_count: int | None = None
     file: Content | None = None
-    header_hint: str = ""
+    line_of: Callable[[int], int] | None = None
+    repeated_columns: frozenset[str] = field(default=frozenset(), init=False)
 
     def __post_init__(self) -> None:
         if not self.columns:
             raise EmptyTableError(f"{self.name}: empty, no columns and no rows")
-        [(name, count)] = Counter(self.columns).most_common(1)
-        if count > 1:
-            raise UserError(f"{self.name}: the header has {name!r} twice")
+        counts = Counter(self.columns)
+        object.__setattr__(self, "columns", tuple(name for name in self.columns if counts[name] == 1))
+        object.__setattr__(self, "repeated_columns", frozenset(counts) - frozenset(self.columns))
+
+    def place(self, row: int) -> str:
+        """Return the table, the line of a text file, and the number of a row, for messages."""
+        line = f" line {self.line_of(row)}," if self.line_of else ""
+        return f"{self.name}{line} row {row}"
 
     def chunks(self, columns: Collection[str]) -> Iterator[Chunk]:
         """Yield chunks of `columns`; raise `UserError` if a column is missing or the table has no rows."""
@@ -189,15 +203,17 @@ class Table:
     def missing_column_error(
         self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = CONTINUE_ANYWAY
     ) -> UserError:
-        """Return the error about a missing column, with options that solve the problem unless the header is wrong.
+        """Return the error about a missing column, with options that solve the problem.
 
         `outcome` says what the remedies achieve, as an infinitive for the message.
         """
-        hint = "" if self.header_hint else nearest_hint(column, self.columns)
+        if column in self.repeated_columns:
+            return UserError(f"{self.name}: the header has {column!r} twice; rename one of these columns")
+        hint = nearest_hint(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
             hint = " (name each column by itself)"
-        message = f"{self.name}: no column {column!r}{hint}; it has {format_names(self.columns)}{self.header_hint}"
-        return UserError(message, () if self.header_hint else remedies, outcome)
+        message = f"{self.name}: no column {column!r}{hint}; it has {format_names(self.columns)}"
+        return UserError(message, remedies, outcome)
 
 
 def format_names(names: Collection[str]) -> str:

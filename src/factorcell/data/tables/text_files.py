@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from factorcell.data.tables import chunks
@@ -11,8 +13,8 @@ from factorcell.errors import UserError
 from factorcell.io.findings import Finding, report
 from factorcell.io.output import escape_hidden
 
-ENDINGS_BY_DELIMITER = {",": ".csv", "\t": ".tsv"}  # endings of file names
-DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+DELIMITERS = ",;\t|"
+FIRST_LINE = re.compile(r"\"?sep=([^\"\w])\"?\r?\n?")  # the delimiter, as Excel reads and writes it
 QUOTING_HELP = 'put the whole field in quotes and write each quote inside it as ""'
 
 # `CsvRows` limits the length of rows, so the module csv must not set a lower limit for fields.
@@ -44,8 +46,8 @@ class CsvRows:
         length: The number of characters of these lines.
     """
 
-    def __init__(self, file: Content, delimiter: str) -> None:
-        self.file, self.delimiter = file, delimiter
+    def __init__(self, file: Content, delimiter: str, is_quoted: bool) -> None:
+        self.file, self.delimiter, self.is_quoted = file, delimiter, is_quoted
         self.lines, self.first_line_number, self.length = list[str](), 1, 0
 
     def _read_lines(self) -> Iterator[str]:
@@ -59,7 +61,7 @@ class CsvRows:
             yield line
 
     def __iter__(self) -> Iterator[list[str]]:
-        quoting: Any = csv.QUOTE_MINIMAL if self.delimiter == "," else csv.QUOTE_NONE
+        quoting: Any = csv.QUOTE_MINIMAL if self.is_quoted else csv.QUOTE_NONE
         reader = csv.reader(self._read_lines(), delimiter=self.delimiter, quoting=quoting, strict=True)
         try:
             for row in reader:
@@ -92,20 +94,29 @@ class CsvRows:
 def open_csv(file: Content) -> Table:
     """Open a CSV or TSV file."""
     path = file.path
-    delimiter = "\t" if path.name.lower().removesuffix(file.compression).endswith(".tsv") else ","
-    names = _read_header(file, delimiter)
+    is_tsv = path.name.lower().removesuffix(file.compression).endswith(".tsv")
+    delimiter, header_row = _find_delimiter(file, "\t" if is_tsv else ",")
+    is_quoted = not (is_tsv and delimiter == "\t")
+    header = CsvRows(file, delimiter, is_quoted)
+    if not (names := tuple(next(islice(header, header_row, None), ()))):
+        raise header.error("expected the names of the columns, got an empty line")
     index_by_name = {name: index for index, name in enumerate(names)}
+
+    def data_rows(csv_rows: CsvRows) -> Iterator[list[str]]:
+        """Yield the rows after the header; in a file with one column, an empty line is a row with an empty text."""
+        return (row for row in islice(csv_rows, header_row + 1, None) if row or len(names) == 1)
+
+    def line_of(row: int) -> int:
+        csv_rows = CsvRows(file, delimiter, is_quoted)
+        next(islice(data_rows(csv_rows), row - 1, None))
+        return csv_rows.first_line_number
 
     def read_rows(columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         """Yield the length of each row and its values in `columns`."""
-        csv_rows = CsvRows(file, delimiter)
+        csv_rows = CsvRows(file, delimiter, is_quoted)
         indices = [index_by_name[name] for name in columns]
         suspicious_line, has_multiline_texts = 0, False  # the first line of a row that may contain other rows
-        for row_number, row in enumerate(csv_rows):
-            if row_number == 0:  # the header
-                continue
-            if not row and len(names) > 1:
-                continue  # in a file with one column, an empty line is a row with an empty text
+        for row in data_rows(csv_rows):
             if len(row or [""]) != len(names):
                 last_line_number = csv_rows.first_line_number + len(csv_rows.lines) - 1
                 problem = f"expected {len(names)} columns ({format_names(names)}), got {len(row)}"
@@ -126,52 +137,43 @@ def open_csv(file: Content) -> Table:
         names,
         lambda columns: to_chunks(read_rows(columns), columns),
         file=file,
-        header_hint=_delimiter_hint(names, delimiter),
+        line_of=line_of,
     )
 
 
-def _read_header(file: Content, delimiter: str) -> tuple[str, ...]:
-    """Return the names of the columns from the first row."""
-    csv_rows = CsvRows(file, delimiter)
-    try:
-        names = next(iter(csv_rows), [])
-    except UserError:
-        names = next(csv.reader(csv_rows.lines[:1], delimiter=delimiter), [])
-        if not _delimiter_hint(names, delimiter):  # another delimiter explains the error about quotes
-            raise
-    if not names:
-        raise UserError(f"{file.path} line 1: expected the names of the columns, got an empty line")
-    return tuple(names)
+def _find_delimiter(file: Content, expected: str) -> tuple[str, int]:
+    """Return the delimiter of a file, and the number of rows before its header.
 
-
-def _delimiter_hint(names: Sequence[str], delimiter: str) -> str:
-    """Return a hint for messages about a header that seems to use another delimiter; an empty string otherwise."""
-    if len(names) != 1:
-        return ""
-    most_frequent = max((mark for mark in DELIMITER_NAMES if mark != delimiter), key=names[0].count)
-    if most_frequent not in names[0]:
-        return ""
-    expected, actual = DELIMITER_NAMES[delimiter], DELIMITER_NAMES[most_frequent]
-    ending = ENDINGS_BY_DELIMITER.get(most_frequent)
-    remedy = f"name the file {ending}" if ending else f"save it with {expected}"
-    return f"; expected {expected} in a {ENDINGS_BY_DELIMITER[delimiter]} file, got {actual}; {remedy}"
+    Excel may write the delimiter into a first line such as `sep=;`. Otherwise, it is the `expected` one, or if the
+    header lacks this, the most frequent of other delimiters: Excel writes semicolons where a comma is the decimal mark.
+    """
+    line = next(file.lines(""), "")
+    if match := FIRST_LINE.fullmatch(line):
+        return match[1], 1
+    others = [mark for mark in DELIMITERS if mark in line]
+    return expected if expected in line or not others else max(others, key=line.count), 0
 
 
 def open_json_lines(file: Content) -> Table:
     """Open a JSON Lines file; if a line lacks a key, the value is missing."""
 
+    def rows() -> Iterator[tuple[int, str]]:
+        """Yield the number of each line that is not empty, and the line."""
+        return ((number, line) for number, line in enumerate(file.lines(), 1) if line.strip())
+
     def read_rows() -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the length of each row and the row."""
-        for line_number, line in enumerate(file.lines(), 1):
-            if line.strip():
-                yield len(line), _parse_json_row(line, f"{file.path} line {line_number}")
+        return ((len(line), _parse_json_row(line, f"{file.path} line {number}")) for number, line in rows())
+
+    def line_of(row: int) -> int:
+        return next(islice(rows(), row - 1, None))[0]
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         selected_values = ((length, [row.get(name) for name in columns]) for length, row in read_rows())
         return to_chunks(selected_values, columns)
 
     columns = tuple(dict.fromkeys(key for _, row in read_rows() for key in row))
-    return Table(str(file.path), columns, read, file=file)
+    return Table(str(file.path), columns, read, file=file, line_of=line_of)
 
 
 def _parse_json_row(line: str, where: str) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def _parse_json_row(line: str, where: str) -> dict[str, Any]:
         if "\\u" in line:
             json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except UnicodeEncodeError:
-        raise UserError(f"{where}: not valid JSON (half of a surrogate pair)") from None
+        raise UserError(f"{where}: not valid JSON (half of a surrogate pair, such as \\ud83d; remove it)") from None
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", error)  # a `JSONDecodeError` has its message without the position in `msg`
         raise UserError(f"{where}: not valid JSON ({reason})") from None

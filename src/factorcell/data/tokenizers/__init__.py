@@ -1,1 +1,1 @@
-"""Tokenizers, their vocabularies, and the tokens of the texts of a table."""
+"""Tokenizers and their vocabularies."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from factorcell.adapters.adapters import weight_adapters
 from factorcell.config import LOW_RANK_BIASES
-from factorcell.data.columns.columns import parse_column
+from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.values import category_name, is_missing, to_number
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError, check_choice, nearest_hint
@@ -145,7 +145,8 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> dict[str, A
     `column` may state its kind: NAME:number or NAME:category. A value without an entry is left out. Raises a
     `UserError` if no row of the table has one of the values.
     """
-    name, kind, _ = parse_column(column)
+    declaration = parse_column(column)
+    name, kind = declaration.name, declaration.kind
     check_choice("kind of column to colour by", kind or "number", ("category", "number"))
     table = open_table(source)
     entries_by_value: dict[str, Counter[str]] = {}  # value -> entries with their counts

@@ -1,1 +1,1 @@
-"""The service over HTTP: messages, operations, keys, threads, and the server."""
+"""The service over HTTP: operations, keys, threads, pages, and the server."""

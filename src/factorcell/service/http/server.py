@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import torch
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import report_run
@@ -92,7 +92,8 @@ class Watcher:
         if self.site.service.privacy.retention is not None and time.monotonic() >= self.last_expiry + EXPIRY_INTERVAL:
             self.last_expiry = time.monotonic()
             try:
-                self.site.service.expire()
+                if count := self.site.service.expire():
+                    LOG.info("texts beyond --retention were deleted: of %s users", f"{count:,}")
             except StoreError:
                 LOG.warning("expired texts could not be deleted: the store does not answer")
 
@@ -248,8 +249,18 @@ def serve(options: ServerOptions) -> None:
 
 def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     """Return a uvicorn server that runs an application and does not log requests."""
+
+    async def run_app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            # Otherwise, uvicorn would serve a connection that opens while it stops until requests are cancelled.
+            if server.should_exit and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, receive, send_and_close)
+
     config = uvicorn.Config(
-        app,
+        run_app,
         http="h11",  # bounds the heads, and ignores offers of other protocols
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         loop="asyncio",
@@ -264,7 +275,8 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=30,
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    return server
 
 
 def supervise(options: ServerOptions, listener: socket.socket) -> None:
@@ -288,6 +300,7 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     workers[index] = start_worker()
     finally:
+        listener.close()  # otherwise, new connections would wait here while the workers finish
         for worker in workers:
             worker.terminate()
         for worker in workers:

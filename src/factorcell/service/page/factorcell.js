@@ -458,9 +458,9 @@
       ArrowLeft: () => this.#activate(-1),
       ArrowRight: () => this.#activate(-1),
       Escape: () => {
-        if (!this.#isOpen) return false;
-        this.close();
-        return true;
+        const wasOpen = this.#isOpen;
+        this.close(); // also drops a running request, whose response would open the list
+        return wasOpen;
       },
       Tab: (event) => {
         if (event.shiftKey || this.#activeIndex < 0) return false;
