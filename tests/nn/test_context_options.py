@@ -75,7 +75,7 @@ def reopened(model: ContextModel, base: Any, folder: Path, tokens: Tensor, **con
 )
 def test_targets_are_those_of_peft(options: dict[str, Any]) -> None:
     def adapted_by_peft() -> set[str]:
-        lora = peft.get_peft_model(new_base("qwen2"), peft.LoraConfig(**options))
+        lora: Any = peft.get_peft_model(new_base("qwen2"), peft.LoraConfig(**options))
         return {name for name, part in lora.base_model.model.named_modules() if hasattr(part, "lora_A")}
 
     try:

@@ -56,7 +56,8 @@ def quantization(kind: str) -> Any:
         return transformers.BitsAndBytesConfig(load_in_8bit=kind.endswith("8"), load_in_4bit=kind.endswith("4"))
     from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
 
-    four_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
+    int4 = torch.int4  # type: ignore[attr-defined]
+    four_bits = IntxWeightOnlyConfig(weight_dtype=int4, granularity=PerGroup(32))
     return transformers.TorchAoConfig(Int8WeightOnlyConfig() if kind.endswith("8") else four_bits)
 
 

@@ -131,9 +131,10 @@ class ContextModel(nn.Module):
             prefix=next(name for name, module in model.named_modules() if module is adapted),
             excluded=[*trained_modules, *([model.get_output_embeddings()] if is_all else [])],
             shared_rank=config.shared_rank,
-            scaling=config.alpha / (config.rank**0.5 if config.use_rslora else config.rank),
-            dropout=config.lora_dropout,
         )
+        for projection in self.maps.projections:
+            projection.scaling = config.alpha / (config.rank**0.5 if config.use_rslora else config.rank)
+            projection.dropout = config.lora_dropout
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         self._reader = ContextReader(schema)
@@ -145,8 +146,10 @@ class ContextModel(nn.Module):
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
-        for part in cast(list[Any], [*trained_modules, *adapters.values()]):
-            part.requires_grad_()
+        for module in trained_modules:
+            module.requires_grad_()
+        for values in adapters.values():
+            values.requires_grad_()
         self._has_adapters = True
         register_state_hooks(self)
         if saved is not None:

@@ -195,7 +195,7 @@ class QuantizedProjection(Projection):
     @property
     def weight(self) -> nn.Parameter:  # type: ignore[override]
         """The quantized weights."""
-        return self.linear.weight
+        return cast(nn.Parameter, self.linear.weight)
 
     def shape(self) -> tuple[int, int]:
         """Return the number of inputs D and of outputs O."""
@@ -308,8 +308,6 @@ class AdaptedModules:
         prefix: The name of `model` in a larger model, before the paths of the maps.
         excluded: Modules whose maps are not adapted.
         shared_rank: The rank of a LoRA that all contexts share; 0: none.
-        scaling: A factor on the changes of W.
-        dropout: The dropout rate of the inputs of these changes, in training.
 
     Raises:
         UserError: The model has no linear map, or none with one of the names in `targets` or numbers in `layers`.
@@ -325,8 +323,6 @@ class AdaptedModules:
         prefix: str = "",
         excluded: Iterable[nn.Module] = (),
         shared_rank: int = 0,
-        scaling: float = 1.0,
-        dropout: float = 0.0,
     ) -> None:
         not_adapted = {part for module in excluded for part in module.modules()}
         maps = [row for row in linear_maps(model, prefix) if row[2] not in not_adapted]
@@ -354,7 +350,7 @@ class AdaptedModules:
             adapter_group = AdapterGroup(adapters, shapes, shared_rank).to(projections[0].weight.device)
             group = MapGroup(self, parent, projections, adapter_group)
             for projection in projections:
-                projection.group, projection.scaling, projection.dropout = group, scaling, dropout
+                projection.group = group
             self._groups.append(group)
             self.projections += projections
 
@@ -420,7 +416,7 @@ def target_paths(paths: Sequence[str], targets: str | Sequence[str], layers: Seq
                 raise UserError(f"target_modules: expected some of {names}, got {name}")
         selected = {path for path in paths if not targets or any(has_name(path, name) for name in targets)}
     if layers is not None:
-        numbers = {path: int(found[1]) for path in paths if (found := re.search(r"(?:^|\.)(\d+)\.", path))}
+        numbers = {path: int(layer[1]) for path in paths if (layer := re.search(r"(?:^|\.)(\d+)\.", path))}
         if unknown := sorted(set(layers) - set(numbers.values())):
             last = max(numbers.values(), default=0)
             raise UserError(f"layers_to_transform: expected numbers from 0 to {last}, got {unknown[0]}")
