@@ -291,12 +291,14 @@ class AdaptedLinear(nn.Module):
         bias: b (O,), or None.
         adapters: The adapters by name.
         scaling: A factor on L R.
+        dropout: The dropout rate of the inputs of changes of low rank, in training.
 
     References:
         Jaech and Ostendorf, Low-Rank RNN Adaptation for Context-Aware Language Modeling, TACL 2018, equations 2 to 4.
     """
 
     scaling: float = 1.0
+    dropout: float = 0.0
 
     def __init__(
         self,
@@ -350,24 +352,30 @@ class AdaptedLinear(nn.Module):
             Outputs (B, O), (B, T, O), or with the other dimensions of x.
         """
         inputs = x[:, None] if x.dim() == 2 else x.flatten(1, -2)  # (B, T, D)
-        matrix, bias = self.matrix(shift), shift.bias
-        if self.bias is not None and matrix.dim() == 2 and shift.scale is None:
-            # In bfloat16, this product with the bias is rounded once, as that of a linear map of PyTorch.
-            y = torch.addmm(self.bias, inputs.flatten(0, 1), matrix).reshape(*inputs.shape[:2], matrix.shape[1])
-        else:
-            y, bias = inputs @ matrix, self.shifted_bias(shift)
+        y, bias = self.product(inputs, shift)
+        if self.dropout and self.training and shift is not UNCHANGED:
+            inputs = nn.functional.dropout(inputs, self.dropout)
         if shift.shared_left is not None and shift.shared_right is not None:
             y = y.add_((inputs @ shift.shared_left) @ shift.shared_right, alpha=self.scaling)
         if shift.left is not None and shift.right is not None:
             if len(shift.left) == 1:  # all inputs share the change: products of matrices are faster than of batches
                 y = y.add_((inputs @ shift.left[0]) @ shift.right[0], alpha=self.scaling)
             else:  # in place, because PyTorch would copy y before it adds the product; autocast does not cast for it
-                y = y.baddbmm_(inputs @ shift.left, shift.right.to(y.dtype), alpha=self.scaling)
+                y = y.baddbmm_((inputs @ shift.left).to(y.dtype), shift.right.to(y.dtype), alpha=self.scaling)
         if shift.scale is not None:
             y = y * shift.scale[:, None]
         if bias is not None:
             y = y + (bias[:, None] if bias.dim() == 2 else bias)
         return y if x.dim() == 3 else y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def product(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None]:
+        """Return W times inputs (B, T, D), which may have b already, and the bias that must be added to it, or None."""
+        matrix = self.matrix(shift)
+        if self.bias is not None and matrix.dim() == 2 and shift.scale is None:
+            # In bfloat16, this product with the bias is rounded once, as that of a linear map of PyTorch.
+            y = torch.addmm(self.bias, inputs.flatten(0, 1), matrix).reshape(*inputs.shape[:2], matrix.shape[1])
+            return y, shift.bias
+        return inputs @ matrix, self.shifted_bias(shift)
 
     def fold(self, shift: Shift, shared: bool = False) -> Shift:
         """Multiply W and its changes into a matrix per context, so that applying the map takes no longer than x W + b.

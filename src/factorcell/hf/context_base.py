@@ -3,7 +3,7 @@
 import copy
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ from factorcell.adapters.adapters import find_adapter
 from factorcell.errors import UserError
 from factorcell.hf.contexts import ContextConfig
 from factorcell.io.findings import Finding, report
-from factorcell.nn.backbones.adapted_modules import Projection
+from factorcell.nn.backbones.adapted_modules import Projection, has_name, has_quantized_values
 
 # Settings of a config that give maps of its layers a bias, and a part of the names of these maps.
 BIAS_SETTINGS = {"attention_bias": "attn.", "mlp_bias": "mlp."}
@@ -52,6 +52,18 @@ def check_options(config: Any) -> None:
         find_adapter(name)
 
 
+def find_modules_to_save(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """Return the modules whose paths end with one of `names`; raise `UserError` if one is missing or quantized."""
+    modules = []
+    for name in names:
+        matches = [module for path, module in model.named_modules() if has_name(path, name)]
+        weights = [weight for module in matches for weight in module.parameters()]
+        if not weights or any(map(has_quantized_values, weights)):
+            raise UserError(f"modules_to_save: expected modules with weights that are not quantized, got {name}")
+        modules += matches
+    return modules
+
+
 def check_argument_names(options: Mapping[str, Any]) -> None:
     """Raise `UserError` if the name of an option is nearly that of the argument `context`, which bases would ignore."""
     for name in options:
@@ -73,15 +85,18 @@ def bias_names(model: Any) -> set[str]:
     return {name for name in model.state_dict() if name.endswith(".bias")}
 
 
-def declare_biases(base: Any, former: set[str]) -> None:
-    """Let the config of a plain model say which maps have got a bias, so that a saved model is loaded with its biases.
+def declare_changes(base: Any, former: set[str]) -> None:
+    """Let the config of a merged model say what has changed, so that a saved model is loaded with it.
 
-    `former` are the names of its biases before. A finding says if the architecture has no place for some of them.
+    Maps have got a bias, or the output layer has other weights than the embeddings. `former` are the names of the
+    biases before. A finding says if the architecture has no place for some of them.
     """
+    config = base.config.get_text_config(decoder=True)
+    if base.get_output_embeddings().weight is not base.get_input_embeddings().weight:
+        config.tie_word_embeddings = base.config.tie_word_embeddings = False
     added = bias_names(base) - former
     if not added:
         return
-    config = base.config.get_text_config(decoder=True)
     for setting, part in BIAS_SETTINGS.items():
         if getattr(config, setting, None) is False and any(part in name for name in added):
             setattr(config, setting, True)

@@ -36,17 +36,19 @@ from factorcell.hf.context_base import (
     check_base,
     check_options,
     check_tensors,
-    declare_biases,
+    declare_changes,
+    find_modules_to_save,
     refused,
     register_state_hooks,
     report_other_base,
     tensors_to_save,
 )
-from factorcell.hf.contexts import ContextConfig, ContextReader
+from factorcell.hf.contexts import ALL_LINEAR, ContextConfig, ContextReader
 from factorcell.io import files
 from factorcell.nn.backbones.adapted_modules import (
     Adaptation,
     AdaptedModules,
+    Projection,
     applied,
     checkpoint_contexts,
     find_adaptation,
@@ -105,6 +107,7 @@ class ContextModel(nn.Module):
     The base may be divided among several devices: each adapter is on the device of the map that it changes.
     """
 
+    is_quantized = False  # also if the base is: the Trainer refuses quantized models without adapters
     generate_batch = refused("generate_batch", "generate")
     init_continuous_batching = refused("init_continuous_batching", "generate")
     continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
@@ -117,16 +120,21 @@ class ContextModel(nn.Module):
         schema = config.schema
         self.base, self.context_config, self.schema = model, config, schema
         size = config.context_size if schema.variables else 0
-        layers = model.base_model
+        trained_modules = find_modules_to_save(model, config.modules_to_save)
+        is_all = config.target_modules == ALL_LINEAR  # of the layers; names may also be those of other maps
+        adapted = model.base_model if is_all else model
         self.maps = AdaptedModules(
-            layers,
+            adapted,
             BackboneSizes(inputs=0, context=size + 1, adapt=config.adapt, rank=config.rank),
-            targets=() if isinstance(config.target_modules, str) else config.target_modules,
-            prefix=next(name for name, module in model.named_modules() if module is layers),
-            head=model.get_output_embeddings(),
+            targets=() if is_all else config.target_modules,
+            layers=cast(tuple[int, ...] | None, config.layers_to_transform),
+            prefix=next(name for name, module in model.named_modules() if module is adapted),
+            excluded=[*trained_modules, *([model.get_output_embeddings()] if is_all else [])],
             shared_rank=config.shared_rank,
-            scaling=config.alpha / config.rank,
         )
+        for projection in self.maps.projections:
+            projection.scaling = config.alpha / (config.rank**0.5 if config.use_rslora else config.rank)
+            projection.dropout = config.lora_dropout
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         self._reader = ContextReader(schema)
@@ -138,6 +146,8 @@ class ContextModel(nn.Module):
         # The model changes from here on, where nothing is refused any more.
         self.maps.attach()
         model.requires_grad_(False)
+        for module in trained_modules:
+            module.requires_grad_()
         for values in adapters.values():
             values.requires_grad_()
         self._has_adapters = True
@@ -409,7 +419,7 @@ class ContextModel(nn.Module):
         former = bias_names(self.base)
         self.maps.restore(self.maps.condition(vectors))
         self._has_adapters = False
-        declare_biases(self.base, former)
+        declare_changes(self.base, former)
         return self.base
 
     def _check_adapters(self) -> None:
@@ -429,6 +439,8 @@ class ContextLayers:
     def __call__(self, input_ids: Tensor | None = None, *, context: Any = None, **options: Any) -> Any:
         """Call the layers with the weights of the context of each text; the arguments are those of `ContextModel`."""
         model = self._model
+        if isinstance(model.get_output_embeddings(), Projection):
+            raise UserError("target_modules: expected no output layer, because the trainer computes it unadapted")
         check_argument_names(options)
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
         is_training = torch.is_grad_enabled() and model.training

@@ -1,5 +1,6 @@
 """The options of context adapters (`context_model`), and the contexts of texts, read from tables and from mappings."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -35,7 +36,12 @@ class ContextConfig:
         rank: The rank of the change of each weight matrix that depends on the context.
         shared_rank: The rank of the change that all contexts share, a LoRA; 0: none.
         alpha: Both changes are multiplied by alpha / rank, as in LoRA.
-        target_modules: Names of the linear maps to adapt, such as `q_proj`; `all-linear` adapts all maps of the layers.
+        use_rslora: Whether they are multiplied by alpha / sqrt(rank) instead.
+        lora_dropout: The dropout rate of the inputs of both changes, in training.
+        target_modules: The linear maps to adapt: names at the end of their paths, such as `q_proj`, or a regular
+            expression that matches whole paths; `all-linear` adapts all maps of the layers.
+        layers_to_transform: The number or the numbers of the layers to adapt, from 0; None: all layers.
+        modules_to_save: Names at the end of the paths of modules of the base that are trained and stored too.
         adapt: Names of the adapters of each map: factor, concat, scale, and those that `register_adapter` has added.
         context_size: The size of the context vector, K.
         variable_size: The size of the embedding of a context variable.
@@ -47,7 +53,11 @@ class ContextConfig:
     rank: int = 4
     shared_rank: int = 32
     alpha: float = 4.0
+    use_rslora: bool = False
+    lora_dropout: float = 0.0
     target_modules: str | tuple[str, ...] = ALL_LINEAR
+    layers_to_transform: int | tuple[int, ...] | None = None
+    modules_to_save: tuple[str, ...] = ()
     adapt: tuple[str, ...] = ("factor",)
     context_size: int = 8
     variable_size: int = 8
@@ -56,11 +66,13 @@ class ContextConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", column_texts(self.columns))
         make_plain(self)
-        for name in ("columns", "adapt"):
+        for name in ("columns", "adapt", "modules_to_save"):
             if not is_names(value := getattr(self, name)):
                 raise UserError(f"{name}: expected a list of names, got {value!r}")
-        if not self.target_modules or not (is_names(self.target_modules) or self.target_modules == ALL_LINEAR):
-            raise UserError(f"target_modules: expected {ALL_LINEAR} or a list of names, got {self.target_modules!r}")
+        self._check_targets()
+        if not isinstance(self.use_rslora, bool):
+            raise UserError(f"use_rslora: expected True or False, got {self.use_rslora!r}")
+        Limits(0, 1, whole=False, excluded="high").check("lora_dropout", self.lora_dropout)
         for name, low in {"min_count": 1, "rank": 1, "shared_rank": 0, "context_size": 1, "variable_size": 1}.items():
             Limits(low, MAX_SIZE).check(name, getattr(self, name))
         Limits(0, MAX_FLOAT, whole=False, excluded="low").check("alpha", self.alpha)
@@ -68,6 +80,21 @@ class ContextConfig:
             expected = "expected adapters that change weights, such as factor"
             remedy = "put what is read before a text into the input tokens"
             raise UserError(f"adapt: {expected}, got {min(names)}; {remedy}")
+
+    def _check_targets(self) -> None:
+        targets, layers = self.target_modules, self.layers_to_transform
+        if not targets or not (is_names(targets) or isinstance(targets, str)):
+            raise UserError(f"target_modules: expected {ALL_LINEAR}, an expression or a list of names, got {targets!r}")
+        try:
+            re.compile(targets if isinstance(targets, str) else "")
+        except re.error as error:
+            raise UserError(f"target_modules: expected a regular expression, got {targets!r} ({error})") from None
+        if layers is None:
+            return
+        numbers = layers if isinstance(layers, tuple) else (layers,)
+        if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+            raise UserError(f"layers_to_transform: expected numbers of layers from 0, got {layers!r}")
+        object.__setattr__(self, "layers_to_transform", numbers)
 
     def fit(self, source: Any) -> Self:
         """Return these options with the context variables of a training table.

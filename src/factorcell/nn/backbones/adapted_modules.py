@@ -10,8 +10,9 @@ Shapes: B contexts, N rows of inputs, K context, D inputs, O outputs of a map, R
 
 import contextlib
 import itertools
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -130,16 +131,21 @@ class Projection(AdaptedLinear):
     """
 
     group: "MapGroup"
+    is_quantized = False
 
-    def __init__(self, linear: nn.Module, *, number: int, path: str, scaling: float) -> None:
-        weight, bias = cast(nn.Parameter, linear.weight).data, cast(nn.Parameter | None, linear.bias)
+    def __init__(self, linear: nn.Module, *, number: int, path: str) -> None:
+        weight = cast(nn.Parameter, linear.weight)
         self._is_transposed = isinstance(linear, nn.Linear)  # W is (O, D) in `nn.Linear`, and (D, O) in Conv1D
         inputs, outputs = weight.shape[::-1] if self._is_transposed else weight.shape
-        super().__init__(inputs, outputs, 0, adapt=(), bias=bias is not None, weight=weight)
-        if bias is not None:
-            self.bias = nn.Parameter(bias.data)
-        self.number, self.path, self.scaling = number, path, scaling
-        self.requires_grad_(cast(nn.Parameter, linear.weight).requires_grad).train(linear.training)
+        super().__init__(inputs, outputs, 0, adapt=(), bias=False, weight=weight)
+        # The parameters themselves: that of an output layer may also be the table of embeddings.
+        self.weight, self.bias = weight, cast(nn.Parameter | None, linear.bias)
+        self.number, self.path = number, path
+        self.train(linear.training)
+
+    def shape(self) -> tuple[int, int]:
+        """Return the number of inputs D and of outputs O."""
+        return self.matrix().shape[0], self.matrix().shape[1]
 
     def matrix(self, shift: Shift = UNCHANGED) -> Tensor:
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
@@ -153,12 +159,14 @@ class Projection(AdaptedLinear):
         if len(x) % count:
             raise UserError(f"context: expected one, or one for each of {len(x):,} rows, got {count:,}")
         rows_by_context = x.reshape(count, x.shape[:-1].numel() // count, x.shape[-1])
-        y = super().forward(rows_by_context, adaptation.shift(self))
+        shift = adaptation.shift(self)
+        y = super().forward(rows_by_context, shift.to(x.dtype) if self.is_quantized else shift)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     @torch.no_grad()
     def plain_linear(self, shift: Shift) -> nn.Module:
         """Return a plain linear map with the folded `shift`."""
+        weight: Tensor
         matrix, bias = self.matrix(shift).detach(), self.shifted_bias(shift)
         inputs, outputs = matrix.shape
         linear: Any
@@ -168,10 +176,46 @@ class Projection(AdaptedLinear):
             from transformers.pytorch_utils import Conv1D
 
             linear, weight = Conv1D(outputs, inputs), matrix
-        linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+        linear.weight = self.weight if shift is UNCHANGED else nn.Parameter(weight.contiguous(), requires_grad=False)
         if bias is not None:
             linear.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
         return cast(nn.Module, linear.train(self.training))
+
+
+class QuantizedProjection(Projection):
+    """A linear map with quantized weights, which computes its own product as `linear`; no change is folded into it."""
+
+    is_quantized = True
+
+    def __init__(self, linear: nn.Module, *, number: int, path: str) -> None:
+        nn.Module.__init__(self)
+        self.linear, self.adapters = cast(nn.Linear, linear), nn.ModuleDict()
+        self.number, self.path = number, path
+
+    @property
+    def weight(self) -> nn.Parameter:  # type: ignore[override]
+        """The quantized weights."""
+        return cast(nn.Parameter, self.linear.weight)
+
+    def shape(self) -> tuple[int, int]:
+        """Return the number of inputs D and of outputs O."""
+        return self.linear.in_features, self.linear.out_features
+
+    def product(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None]:
+        """Return the product that the map computes, and the bias that must be added to it."""
+        y = self.linear(inputs).clone()  # bitsandbytes returns a view, to which nothing can be added in place
+        bias = cast(Tensor | None, self.linear.bias)
+        if bias is None or shift.scale is None:
+            return y, shift.bias
+        return y - bias, bias if shift.bias is None else bias + shift.bias
+
+    def fold(self, shift: Shift, shared: bool = False) -> Shift:
+        """Return the shift itself."""
+        return shift
+
+    def plain_linear(self, shift: Shift) -> nn.Module:
+        """Return the map without a change."""
+        return self.linear
 
 
 class AdapterGroup(nn.Module):
@@ -248,8 +292,9 @@ class MapGroup:
 
     def condition(self, vector: Tensor) -> list[Shift]:
         """Compute the change of each map in B contexts, in the number type of its weights and on their device."""
-        weight = self.projections[0].weight
-        return cast(list[Shift], self.adapters(vector.to(weight.device), weight.dtype))
+        dtypes = (map_.weight.dtype for map_ in self.projections if not map_.is_quantized)
+        device = self.projections[0].weight.device
+        return cast(list[Shift], self.adapters(vector.to(device), next(dtypes, torch.float32)))
 
 
 class AdaptedModules:
@@ -258,14 +303,14 @@ class AdaptedModules:
     Args:
         model: The model, in which a `Projection` will replace each adapted map.
         sizes: Size of the context with its constant, the adapters and the rank.
-        targets: Names of the maps to adapt, such as `q_proj`; empty: all maps.
+        targets: The maps to adapt (`target_paths`); empty: all maps.
+        layers: The numbers of the layers to adapt; None: all layers.
         prefix: The name of `model` in a larger model, before the paths of the maps.
-        head: The output layer, which is not adapted; some models have it among their layers.
+        excluded: Modules whose maps are not adapted.
         shared_rank: The rank of a LoRA that all contexts share; 0: none.
-        scaling: A factor on the changes of W.
 
     Raises:
-        UserError: The model has no linear map, or no map with one of the names in `targets`.
+        UserError: The model has no linear map, or none with one of the names in `targets` or numbers in `layers`.
     """
 
     def __init__(
@@ -273,27 +318,28 @@ class AdaptedModules:
         model: nn.Module,
         sizes: BackboneSizes,
         *,
-        targets: Sequence[str] = (),
+        targets: str | Sequence[str] = (),
+        layers: Sequence[int] | None = None,
         prefix: str = "",
-        head: nn.Module | None = None,
+        excluded: Iterable[nn.Module] = (),
         shared_rank: int = 0,
-        scaling: float = 1.0,
     ) -> None:
-        maps = [row for row in linear_maps(model, prefix) if row[2] is not head]
+        not_adapted = {part for module in excluded for part in module.modules()}
+        maps = [row for row in linear_maps(model, prefix) if row[2] not in not_adapted]
         if not maps:
             raise UserError(f"model: expected linear maps (nn.Linear or Conv1D), got none in {type(model).__name__}")
-        names = sorted({_name(path) for _, path, _ in maps})
-        if unknown := sorted(set(targets) - set(names)):
-            raise UserError(f"target_modules: expected some of {', '.join(names)}, got {unknown[0]}")
         self.projections: list[Projection] = []
         self._groups: list[MapGroup] = []
-        adapted = [row for row in maps if not targets or _name(row[1]) in targets]
+        paths = target_paths([path for _, path, _ in maps], targets, layers)
+        adapted = [row for row in maps if row[1] in paths]
         for parent, rows in itertools.groupby(adapted, key=lambda row: row[0]):
             projections = [
-                Projection(linear, number=number, path=path, scaling=scaling)
+                (QuantizedProjection if has_quantized_values(cast(Tensor, linear.weight)) else Projection)(
+                    linear, number=number, path=path
+                )
                 for number, (_, path, linear) in enumerate(rows, len(self.projections))
             ]
-            shapes = [(matrix.shape[0], matrix.shape[1]) for matrix in map(Projection.matrix, projections)]
+            shapes = [projection.shape() for projection in projections]
             adapters = [
                 list(new_adapters(sizes.adapt, LayerSizes(sizes.context, inputs, outputs, sizes.rank)).values())
                 for inputs, outputs in shapes
@@ -336,6 +382,10 @@ class AdaptedModules:
 
     def restore(self, shifts: Sequence[Shift] | None = None) -> None:
         """Replace all projections by plain linear maps, with the shifts of one context folded in; None: unadapted."""
+        quantized = (projection.path for projection in self.projections if projection.is_quantized)
+        if shifts is not None and (path := next(quantized, None)):
+            problem = "expected weights of floating-point numbers to merge, got quantized weights"
+            raise UserError(f"{path}: {problem}; load the base without quantization")
         folded = [UNCHANGED] * len(self.projections) if shifts is None else self.fold(shifts)
         for group in self._groups:
             for projection in group.projections:
@@ -347,6 +397,40 @@ def _name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
+def has_name(path: str, name: str) -> bool:
+    """Return whether a path ends with a name or with several, such as `q_proj` or `self_attn.q_proj`."""
+    return f".{path}".endswith(f".{name}")
+
+
+def target_paths(paths: Sequence[str], targets: str | Sequence[str], layers: Sequence[int] | None) -> set[str]:
+    """Return the paths that end with one of the names in `targets`, or that match this expression; empty: all paths.
+
+    The first number in a path must be one of `layers`, unless this is None. Raise `UserError` if there is no such path.
+    """
+    if isinstance(targets, str):
+        selected = {path for path in paths if re.fullmatch(targets, path)}
+    else:
+        for name in targets:
+            if not any(has_name(path, name) for path in paths):
+                names = ", ".join(sorted(set(map(_name, paths))))
+                raise UserError(f"target_modules: expected some of {names}, got {name}")
+        selected = {path for path in paths if not targets or any(has_name(path, name) for name in targets)}
+    if layers is not None:
+        numbers = {path: int(layer[1]) for path in paths if (layer := re.search(r"(?:^|\.)(\d+)\.", path))}
+        if unknown := sorted(set(layers) - set(numbers.values())):
+            last = max(numbers.values(), default=0)
+            raise UserError(f"layers_to_transform: expected numbers from 0 to {last}, got {unknown[0]}")
+        selected = {path for path in selected if numbers.get(path) in layers}
+    if not selected:
+        raise UserError(f"target_modules: expected paths such as {paths[-1]} in these layers, got {targets!r}")
+    return selected
+
+
+def has_quantized_values(weight: Tensor) -> bool:
+    """Return whether a weight has values that are not floating-point numbers; those of torchao claim to be."""
+    return weight.dtype not in FLOAT_TYPES or type(weight).__module__.startswith("torchao.")
+
+
 def with_constant(vector: Tensor) -> Tensor:
     """Return context vectors (B, K) followed by the constant 1 (B, K + 1)."""
     return torch.cat([vector, vector.new_ones(len(vector), 1)], dim=1)
@@ -355,10 +439,10 @@ def with_constant(vector: Tensor) -> Tensor:
 def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yield the parent, the path and the module of each linear map: `nn.Linear` and GPT-2's `Conv1D`.
 
-    A subclass that computes something else, such as a router of experts, is left out.
+    A subclass that computes something else, such as a router of experts, is left out, unless its weights are quantized.
 
     Raises:
-        UserError: A map has quantized weights.
+        UserError: A map has quantized weights, and no method to compute with them.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -368,8 +452,9 @@ def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module,
             if not isinstance(child, (nn.Linear, Conv1D)):
                 continue
             path, weight = f"{parent_path}.{name}" if parent_path else name, cast(nn.Parameter, child.weight)
-            if weight.dtype not in FLOAT_TYPES or weight.dim() != 2:
+            is_plain = type(child).forward in functions
+            if is_plain and (weight.dtype not in FLOAT_TYPES or weight.dim() != 2):
                 problem = f"got quantized weights ({weight.dtype})"
                 raise UserError(f"{path}: expected weights of floating-point numbers, {problem}")
-            if type(child).forward in functions:
+            if is_plain or has_quantized_values(weight):
                 yield parent, path, child

@@ -82,6 +82,8 @@ class HuggingFaceBackbone(Backbone):
         self.maps = AdaptedModules(
             self.base, sizes, targets=options.target_modules, prefix=prefix, shared_rank=shared_rank
         ).attach()
+        if any(projection.is_quantized for projection in self.maps.projections):
+            raise UserError(f"{options}: expected weights of floating-point numbers, got quantized weights")
         self.has_changes = bool(sizes.adapt) or shared_rank > 0 or options.prefix_vectors > 0
         self.offset = nn.Parameter(torch.zeros(sizes.context, self.size)) if "concat" in sizes.adapt else None
         count = options.prefix_vectors
