@@ -236,6 +236,15 @@ def test_the_typical_words_of_a_run_are_those_of_its_softmax_bias(tmp_path: Path
     }
 
 
+def test_values_without_typical_words_have_no_chart(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run")
+    for parameter in run.model.parameters():
+        parameter.data.zero_()  # no context changes a word
+    run.save_weights({})
+    assert read_model(run.folder, has_words=True)["words"] == []
+    assert "Typical words" not in report_page([run.folder])
+
+
 def test_models_are_compared_on_the_table_of_most_models(tmp_path: Path, tables: dict[str, Path]) -> None:
     adapted, plain = save_run(tmp_path / "adapted"), save_run(tmp_path / "plain", adapt=[], output_bias=[])
     figures = {name: evaluate_and_save(adapted, path) for name, path in tables.items()}

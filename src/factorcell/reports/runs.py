@@ -94,7 +94,8 @@ def _typical_words(run: Run) -> Iterator[Row]:
     counted = sorted(zip(variable.values[1:], variable.counts[1:], strict=True), key=lambda pair: -pair[1])
     for value, _ in counted[:MAX_WORD_VALUES]:
         rows = most_shifted_tokens(run, {variable.source_column: value}, count=WORD_COUNT, train=texts)
-        yield {"context": f"{variable.source_column}={value}", "rows": rows}
+        if rows:
+            yield {"context": f"{variable.source_column}={value}", "rows": rows}
 
 
 def run_report(runs: Sequence[Row]) -> str:
