@@ -111,7 +111,7 @@ def test_a_column_that_determines_the_target_is_reported_by_its_name() -> None:
     with collected_findings() as findings:
         LinearClassifier.fit(corpus, "kind", reads_text=False).report_dependence(corpus)
     assert [finding.name for finding in findings] == ["dependent columns"]
-    assert "code alone of 100.0%" in findings[0].text
+    assert "code alone in 100.0%" in findings[0].text
     with collected_findings() as findings:
         LinearClassifier.fit(corpus, "noise", reads_text=False).report_dependence(corpus)
     assert not findings

@@ -80,7 +80,7 @@ def test_targets_are_those_of_peft(options: dict[str, Any]) -> None:
 
     try:
         expected = adapted_by_peft()
-    except ValueError:  # no map, or a module that is no map
+    except ValueError:  # PEFT finds no module, or one that is not a linear map
         with pytest.raises(UserError, match="target_modules: expected "):
             get_context_model(new_base("qwen2"), ContextConfig(**options))
         return

@@ -177,7 +177,7 @@ def sample(source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: i
 def label_columns(corpus: Corpus) -> list[LabelColumn]:
     """Return the context columns of a corpus with a label for each text.
 
-    Numbers are binned. A column of texts or lists is represented by the most frequent of the words in each cell, so its
+    Numbers are binned. A column of texts or lists is represented by the most frequent word of each cell, so its
     estimated gain is a lower bound.
     """
     schema, columns = corpus.schema, []

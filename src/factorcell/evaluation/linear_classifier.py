@@ -195,8 +195,8 @@ class LinearClassifier:
         majority = np.bincount(labels).max() / len(labels)
         if accuracies[-1] > (1 + majority) / 2:
             accuracy, name = max(zip(accuracies[:-1], (variable.name for variable in self.others), strict=True))
-            problem = f"the other columns predict {self.target.name} of {accuracies[-1]:.1%} of the texts unread"
-            shares = f"{name} alone of {accuracy:.1%}, the most frequent value of {majority:.1%}"
+            problem = f"the other columns alone predict {self.target.name} in {accuracies[-1]:.1%} of the rows"
+            shares = f"{name} alone in {accuracy:.1%}, the most frequent value in {majority:.1%}"
             remedy = "a high accuracy does not show that the texts are informative"
             report(Finding("dependent columns", f"{problem} ({shares}); {remedy}"))
 

@@ -11,7 +11,6 @@ depends on the context of each text (`adapted_modules`):
 Shapes: B texts, K context, V tokens of the vocabulary.
 """
 
-import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -45,6 +44,7 @@ from factorcell.hf.context_base import (
 )
 from factorcell.hf.contexts import ALL_LINEAR, ContextConfig, ContextReader
 from factorcell.io import files
+from factorcell.io.pretrained import HUB_NAME, first_line
 from factorcell.nn.backbones.adapted_modules import (
     Adaptation,
     AdaptedModules,
@@ -58,7 +58,6 @@ from factorcell.nn.backbones.backbone import BackboneSizes
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
 CHECKPOINT_FILE = "model.safetensors"  # in a checkpoint of the `Trainer`, the tensors of `state_dict`
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FILE_FORMAT = 1
 NO_CONTEXT = (
     "context: expected contexts in training (with the Trainer, by a ContextCollator and remove_unused_columns=False), "
@@ -112,7 +111,7 @@ class ContextModel(nn.Module):
     init_continuous_batching = refused("init_continuous_batching", "generate")
     continuous_batching_context_manager = refused("continuous_batching_context_manager", "generate")
 
-    def __init__(self, model: Any, config: ContextConfig, *, saved: "SavedTensors | None" = None) -> None:
+    def __init__(self, model: Any, config: ContextConfig, *, saved: SavedTensors | None = None) -> None:
         """Add adapters to `model`, new or `saved` ones; an error leaves the model as it was."""
         super().__init__()
         check_base(model)
@@ -374,7 +373,7 @@ class ContextModel(nn.Module):
         path = Path(folder)
         if config is not None:
             return cls(model, config, saved=_read_checkpoint(path))
-        if not path.exists() and HUB_NAME.fullmatch(str(folder)):
+        if not path.exists() and "/" in str(folder) and HUB_NAME.fullmatch(str(folder)):
             path = _download(str(folder), options)
         if (path / CHECKPOINT_FILE).exists() and not (path / CONFIG_FILE).exists():
             raise UserError(f"{path}: expected the argument config for a checkpoint of the Trainer, got none")
@@ -466,6 +465,6 @@ def _download(repo_id: str, options: Mapping[str, Any]) -> Path:
 
     try:
         return Path(snapshot_download(repo_id, allow_patterns=[CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE], **options))
-    except OSError as error:  # also the errors of the library
-        problem = str(error).partition("\n")[0]
-        raise UserError(f"{repo_id}: expected a folder or a repository of the hub, got neither ({problem})") from None
+    except Exception as error:  # the library raises errors of many kinds
+        problem = f"expected a folder or a repository of the hub, got neither ({first_line(error)})"
+        raise UserError(f"{repo_id}: {problem}") from None

@@ -39,7 +39,7 @@ MAX_ROW_LENGTH = 1 << 24  # maximum number of characters of a line of a text fil
 ARROW_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # Arrow's names, by the ending of the file name
 COMPRESSIONS = (*ARROW_COMPRESSIONS, ".xz")  # endings of the names of compressed files
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, in the error handler surrogateescape
-# What files begin with that are not text in UTF-8, and the remedy
+# The first bytes of files that are not text in UTF-8, with the format and the remedy.
 OTHER_FORMATS = {
     **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), "UTF-32; convert it to UTF-8"),
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "UTF-16; convert it to UTF-8"),

@@ -310,7 +310,7 @@ class AdaptedModules:
         shared_rank: The rank of a LoRA that all contexts share; 0: none.
 
     Raises:
-        UserError: The model has no linear map, or none with one of the names in `targets` or numbers in `layers`.
+        UserError: The model has no linear map, or `targets` and `layers` select none.
     """
 
     def __init__(
