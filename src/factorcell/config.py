@@ -35,6 +35,8 @@ MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
 MIN_PROMPT_TOKENS = 100  # of a prompt at least this many tokens are read, if it has them
 MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
+# Without `min_context_count`, a category value is frequent if a share of the texts has it, within these counts.
+TEXTS_PER_COUNT, FEWEST_TEXTS, MOST_TEXTS = 600, 5, 50
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -392,10 +394,9 @@ class DataConfig:
         200, "cut texts after this many tokens; of a prompt, half as many are read, but at least 100", 1, MAX_SIZE
     )
     min_context_count: int = option(
-        50,
-        "treat category values with fewer training texts as one unknown value; in columns of kind text, a word must "
-        "occur this often, or 5 times if that is less",
-        1,
+        0,
+        "treat category values with fewer training texts as one unknown value; 0: a 600th of the texts, from 5 to 50; "
+        "in columns of kind text, a word must occur this often, or 5 times if that is less",
     )
     min_user_count: int = option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
@@ -428,7 +429,11 @@ class DataConfig:
     @property
     def min_word_count(self) -> int:
         """The number of times that a word in a column of kind text must occur."""
-        return min(MAX_MIN_WORD_COUNT, self.min_context_count)
+        return min(MAX_MIN_WORD_COUNT, self.min_context_count or MAX_MIN_WORD_COUNT)
+
+    def min_value_count(self, texts: int) -> int:
+        """Return the number of training texts from which on a category value is frequent, of this many texts."""
+        return self.min_context_count or min(MOST_TEXTS, max(FEWEST_TEXTS, texts // TEXTS_PER_COUNT))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ UNCALIBRATED = (
     "values"
 )
 MAX_SHOWN_PREDICTIONS = 20  # maximum number of texts whose predictions are printed if --out is not specified
-MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
+MAX_SHOWN_VALUES = 20  # maximum number of values of a column whose figures are printed
 
 Row = dict[str, Any]
 
@@ -89,7 +89,9 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
     )
 
     name, gain = (str(baseline.folder), BASELINE_GAIN) if baseline else (None, UNKNOWN_CONTEXT_GAIN)
-    value_rows = [(f"{column} {value['value']}", value) for column, rows in result.by.items() for value in rows]
+    value_rows = [
+        (f"{column} {value['value']}", value) for column, rows in result.by.items() for value in rows[:MAX_SHOWN_VALUES]
+    ]
     shown_rows = [
         {
             "": label,
@@ -102,6 +104,9 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
         for label, figures in [("all texts", {**row, "count": row["texts"]}), *value_rows]
     ]
     terminal.show_table(shown_rows, list(shown_rows[0]))
+    for column, rows in result.by.items():
+        if len(rows) > MAX_SHOWN_VALUES:
+            terminal.show(f"{column}: {MAX_SHOWN_VALUES} of {len(rows):,} values; --json prints all")
     if row["unknown_targets"]:
         terminal.show(f"out of vocabulary: {row['unknown_share']:.1%} of {row['targets']:,} {row['unit']}s")
     if row.get("bits_per_byte_texts", row["texts"]) < row["texts"]:
@@ -206,7 +211,7 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
         [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
         ("classifier", "accuracy", "gain of the first"),
     )
-    left_out = f", {metrics['left_out']:,} without a candidate value left out" if metrics["left_out"] else ""
+    left_out = f"; {metrics['left_out']:,} with another value or none are left out" if metrics["left_out"] else ""
     terminal.show(f"{metrics['texts']:,} texts{left_out}")
     if weights := metrics.get("combination_weights"):
         terminal.show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))

@@ -93,7 +93,7 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str]) -> Iterato
             if column in columns and _is_insignificant(row):
                 effect = f"{format_difference(row, UNKNOWN_CONTEXT_GAIN)}, {row['texts']:,} development texts"
                 problem = f"{column} alone does not significantly lower its perplexity ({effect})"
-                yield Finding("column without effect", f"{run.folder}: {problem}; specify other columns too")
+                yield Finding("column without effect", f"{run.folder}: {problem}; add other columns, or train longer")
 
 
 def _is_insignificant(row: Row) -> bool:
@@ -165,4 +165,5 @@ def report_evaluation(run: Scorer, corpus: Corpus) -> None:
     hashes = run.text_hashes() if isinstance(run, Run) and not run.config.data.user else None
     if hashes is not None and (finding := repeated_texts(corpus, hashes, "texts")):
         report(finding)
-    report_run(run)
+    # An undertrained model makes texts and explanations uncertain; measured figures show how good it is.
+    report(*(finding for finding in run_findings(run) if finding.name != "undertrained"))

@@ -110,7 +110,8 @@ def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
             missing = int(np.isnan(corpus.vectors[schema.vectors.index(variable)][:, 0]).sum())
         elif variable.kind == "text":
             examples = [*variable.values[:3]]
-        listing = ", ".join(f"{example:.20}" for example in list(dict.fromkeys(examples))[:3])
+        shown = list(dict.fromkeys(examples))[:3]
+        listing = ", ".join(example if len(example) <= 20 else f"{example[:19]}…" for example in shown)
         if listing:
             parts = [f"{variable.kind} such as {listing}", variable.details.removeprefix(variable.kind).lstrip(" ,")]
         else:
@@ -184,11 +185,12 @@ def result_facts(run: Run) -> Iterator[Fact]:
     gain = Interval.from_row(context, UNKNOWN_CONTEXT_GAIN)
     if gain and not context.get("only_unknown_users"):
         reference = gain_title(UNKNOWN_CONTEXT_GAIN).removeprefix("gain ")
-        yield "gain", f"{gain.to_text('.1f', 100.0, '%')} {reference}"
+        yield "gain", f"{gain.to_text('.1f', 100.0, '%')} {reference}; usually less over an unadapted model (compare)"
     if perplexities := facts.get("ngram", {}).get("perplexity"):
         counts, mixture = (format_number(perplexities[name], ".2f") for name in ("ngram", "mixture"))
-        components = ", ".join(facts["ngram"]["components"])
-        yield "n-grams", f"{counts}, mixture with the model {mixture} ({components})"
+        reason = "not significantly better" if run.config.training.ngram_mixture else "--ngram-mixture uses it"
+        use = ", ".join(facts["ngram"]["components"]) if run.has_mixture else f"not used; {reason}"
+        yield "n-grams", f"{counts}, mixture with the model {mixture} ({use})"
     row = facts.get("completion") or {}
     if row.get("mrr") is not None:
         sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))
