@@ -35,8 +35,7 @@ MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
 MIN_PROMPT_TOKENS = 100  # of a prompt at least this many tokens are read, if it has them
 MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
-# Without `min_context_count`, a category value is frequent if a share of the texts has it, within these counts.
-TEXTS_PER_COUNT, FEWEST_TEXTS, MOST_TEXTS = 600, 5, 50
+LOWEST_COUNT, HIGHEST_COUNT, TEXTS_PER_COUNT = 5, 50, 600  # the rule for category values without `min_context_count`
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -433,7 +432,7 @@ class DataConfig:
 
     def min_value_count(self, texts: int) -> int:
         """Return the number of training texts from which on a category value is frequent, of this many texts."""
-        return self.min_context_count or min(MOST_TEXTS, max(FEWEST_TEXTS, texts // TEXTS_PER_COUNT))
+        return self.min_context_count or min(HIGHEST_COUNT, max(LOWEST_COUNT, texts // TEXTS_PER_COUNT))
 
 
 @dataclass(frozen=True)

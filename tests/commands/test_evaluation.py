@@ -192,10 +192,7 @@ NEW: list[list[dict[str, object]]] = [
 ]
 
 
-UNCALIBRATED = (
-    "the probabilities are usually too high, after a short training too low; --calibrate DEV fits them to a table "
-    "with values\n"
-)
+UNCALIBRATED = "the probabilities are not calibrated; --calibrate DEV fits them to a table with values\n"
 
 
 @pytest.mark.parametrize("rows", NEW)

@@ -67,7 +67,7 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
     assert not (tmp_path / "run" / mixture.FILE).exists()
     assert not training_facts(run.folder)["ngram"]["is_saved"]
     assert "undertrained" in [finding.name for finding in run_findings(run)]
-    assert dict(result_facts(run))["n-grams"].endswith("(not used; --ngram-mixture uses it)")
+    assert dict(result_facts(run))["n-grams"].endswith("(not used; option --ngram-mixture)")
 
 
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:

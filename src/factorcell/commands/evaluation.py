@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from factorcell.nn.scoring import Scorer
     from factorcell.runs.run import Run
 
-UNCALIBRATED = (
-    "the probabilities are usually too high, after a short training too low; --calibrate DEV fits them to a table with "
-    "values"
-)
+UNCALIBRATED = "the probabilities are not calibrated; --calibrate DEV fits them to a table with values"
 MAX_SHOWN_PREDICTIONS = 20  # maximum number of texts whose predictions are printed if --out is not specified
 MAX_SHOWN_VALUES = 20  # maximum number of values of a column whose figures are printed
 
@@ -89,9 +86,8 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
     )
 
     name, gain = (str(baseline.folder), BASELINE_GAIN) if baseline else (None, UNKNOWN_CONTEXT_GAIN)
-    value_rows = [
-        (f"{column} {value['value']}", value) for column, rows in result.by.items() for value in rows[:MAX_SHOWN_VALUES]
-    ]
+    shown = {column: rows[:MAX_SHOWN_VALUES] for column, rows in result.by.items()}
+    value_rows = [(f"{column} {value['value']}", value) for column, rows in shown.items() for value in rows]
     shown_rows = [
         {
             "": label,

@@ -157,13 +157,12 @@ def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Fin
     if share <= MIN_REPEATED_SHARE:
         return None
     problem = f"{share:.0%} of the {name} also occur in the training table"
-    return Finding("repeated texts", f"{problem}, so that their figures are too good; evaluate on other texts")
+    return Finding("repeated texts", f"{problem}, so that figures are too good; remove repeats before a table is split")
 
 
 def report_evaluation(run: Scorer, corpus: Corpus) -> None:
-    """Report the findings about a run, and if texts to evaluate are training texts; those of users repeat others."""
+    """Report findings about a run, apart from those that figures show, and texts that are training texts."""
     hashes = run.text_hashes() if isinstance(run, Run) and not run.config.data.user else None
     if hashes is not None and (finding := repeated_texts(corpus, hashes, "texts")):
         report(finding)
-    # An undertrained model makes texts and explanations uncertain; measured figures show how good it is.
     report(*(finding for finding in run_findings(run) if finding.name != "undertrained"))

@@ -307,9 +307,8 @@ class Run(TextModel):
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
         rows = ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
         if count := sum(2 * row["unknown_targets"] >= row["targets"] for row in rows):
-            problem = f"at least half of the tokens are out of vocabulary in {count:,} of {len(rows):,} texts"
-            reason = "their nats are those of any unknown word, so that such texts seem probable"
-            report(Finding("unknown words", f"{table_name(source)}: {problem}; {reason}"))
+            problem = f"half of the tokens or more are out of vocabulary in {count:,} of {len(rows):,} texts"
+            report(Finding("unknown words", f"{table_name(source)}: {problem}, which therefore seem probable"))
         return rows
 
     # Public functions, with this run as their first argument.

@@ -188,8 +188,7 @@ def result_facts(run: Run) -> Iterator[Fact]:
         yield "gain", f"{gain.to_text('.1f', 100.0, '%')} {reference}; usually less over an unadapted model (compare)"
     if perplexities := facts.get("ngram", {}).get("perplexity"):
         counts, mixture = (format_number(perplexities[name], ".2f") for name in ("ngram", "mixture"))
-        reason = "not significantly better" if run.config.training.ngram_mixture else "--ngram-mixture uses it"
-        use = ", ".join(facts["ngram"]["components"]) if run.has_mixture else f"not used; {reason}"
+        use = ", ".join(facts["ngram"]["components"]) if run.has_mixture else "not used; option --ngram-mixture"
         yield "n-grams", f"{counts}, mixture with the model {mixture} ({use})"
     row = facts.get("completion") or {}
     if row.get("mrr") is not None:

@@ -219,9 +219,8 @@ class CategoryReader(ColumnReader):
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
-        ids = self.all_values()
-        min_count = config.min_user_count if self.column == config.user else config.min_value_count(len(ids))
-        counts = np.bincount(ids, minlength=len(self.ids_by_name) + 1)
+        counts = np.bincount(self.all_values(), minlength=len(self.ids_by_name) + 1)
+        min_count = config.min_user_count if self.column == config.user else config.min_value_count(int(counts.sum()))
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
         unknown_count = count_by_name.pop(UNKNOWN_VALUE, 0)  # read as the unknown value, as rare values are
         names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
