@@ -141,9 +141,9 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
             yield Finding("reserved names", f"{problem}; rename this value, or leave these cells empty")
         has_one_value = len(variable.values) == 2 and not (variable.rare_count or variable.unknown_count)
         if has_one_value or variable.is_all_rare:
-            problem = "all texts have the same value" if has_one_value else "all values are rare"
-            remedy = "" if has_one_value else f" (fewer than {variable.min_count} texts; --min-context-count)"
-            yield Finding("uninformative column", f"{variable.name}: {problem}{remedy}, so that the column is useless")
+            rare = f"no value has {variable.min_count} texts (--min-context-count; for users, --min-user-count)"
+            problem = "all texts have the same value" if has_one_value else rare
+            yield Finding("uninformative column", f"{variable.name}: {problem}, so that the column is useless")
 
 
 def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Finding | None:
