@@ -35,7 +35,6 @@ MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
 MIN_PROMPT_TOKENS = 100  # of a prompt at least this many tokens are read, if it has them
 MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
-LOWEST_COUNT, HIGHEST_COUNT, TEXTS_PER_COUNT = 5, 50, 600  # the rule for category values without `min_context_count`
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -431,8 +430,8 @@ class DataConfig:
         return min(MAX_MIN_WORD_COUNT, self.min_context_count or MAX_MIN_WORD_COUNT)
 
     def min_value_count(self, texts: int) -> int:
-        """Return the number of training texts from which on a category value is frequent, of this many texts."""
-        return self.min_context_count or min(HIGHEST_COUNT, max(LOWEST_COUNT, texts // TEXTS_PER_COUNT))
+        """Return the smallest count of a frequent category value: by default a 600th of the texts, from 5 to 50."""
+        return self.min_context_count or min(50, max(5, texts // 600))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from factorcell.commands.cli.main import main
-from factorcell.commands.evaluation import MAX_SHOWN_VALUES
+from factorcell.commands.evaluation import MAX_SHOWN
 from factorcell.config import FORMAT
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
@@ -55,8 +55,8 @@ def test_evaluate_prints_the_first_values_of_a_column(folder: Path, capsys: pyte
     command = ["evaluate", str(folder / "cell"), str(folder / "ids.jsonl"), "--by", "id"]
     assert main(command) == 0
     output = capsys.readouterr().out
-    assert output.count("id id ") == MAX_SHOWN_VALUES
-    assert f"id: {MAX_SHOWN_VALUES} of 25 values; --json prints all" in output
+    assert output.count("id id ") == MAX_SHOWN
+    assert f"id: {MAX_SHOWN} of 25 values; --json prints all" in output
     assert main([*command, "--json"]) == 0
     assert capsys.readouterr().out.count('"id ') == 25
 
@@ -192,7 +192,7 @@ NEW: list[list[dict[str, object]]] = [
 ]
 
 
-UNCALIBRATED = "the probabilities are not calibrated; --calibrate DEV fits them to a table with values\n"
+UNCALIBRATED = "the probabilities are not calibrated; --calibrate DEV fits them to texts with values\n"
 
 
 @pytest.mark.parametrize("rows", NEW)
