@@ -176,7 +176,7 @@ def result_facts(run: Run) -> Iterator[Fact]:
         if run.tokenizer.is_subword and "bits_per_byte" in best:
             details.append(f"{format_number(best['bits_per_byte'], '.3f')} bits per byte")
         elif known != neural and mixed is None:
-            details.append(f"{known} without out-of-vocabulary targets")
+            details.append(f"{known} of in-vocabulary targets")
         if facts.get("finetuned"):  # such a training is evaluated before its first step
             details.append(f"{format_number(run.log()[0]['perplexity'], '.2f')} before fine-tuning")
         shown = neural if mixed is None else format_number(mixed, ".2f")
