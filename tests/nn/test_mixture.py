@@ -29,7 +29,6 @@ from factorcell.reports.runs import report_page
 from factorcell.runs import saved_results, summary
 from factorcell.runs.run import Run
 from factorcell.training.mixture import fit_mixture
-from tests.findings import collected_findings
 from tests.pages import Page
 from tests.small_runs import ROWS, make_run
 
@@ -245,17 +244,6 @@ def test_the_command_classifies_with_the_neural_model_alone(
         expected = classify(Run.open(run.folder, mixture=is_mixed), table, "city", priors="uniform").metrics()
         assert nats[-1] == pytest.approx(expected["value_nats"], abs=1e-6)
     assert abs(nats[0] - nats[1]) > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("target", "is_mixed", "is_reported"), [("city", True, 0), ("stars", True, 1), ("stars", False, 0)]
-)
-def test_counts_by_another_column_than_the_target_are_reported(
-    run: Run, target: str, is_mixed: bool, is_reported: int
-) -> None:
-    with collected_findings() as findings:
-        classify(Run.open(run.folder, mixture=is_mixed), ROWS, target)
-    assert sum("counts by city, not by stars" in finding.text for finding in findings) == is_reported
 
 
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])

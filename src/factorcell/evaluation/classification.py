@@ -41,7 +41,6 @@ from factorcell.evaluation.diagnostics import report_evaluation
 from factorcell.evaluation.likelihoods import check_adapted, check_value, log_likelihoods
 from factorcell.evaluation.linear_classifier import BASELINES_FILE, PRIORS_FILE, LinearClassifier
 from factorcell.evaluation.text_figures import texts_digest
-from factorcell.io.findings import Finding, report
 from factorcell.options import limits
 from factorcell.options.limits import PRIORS
 from factorcell.runs.run import Run
@@ -109,9 +108,6 @@ def classify(
     tables = [source] if calibrate is None else [source, calibrate]
     corpora = [run.prepare(table, unknown=unknown, optional=(target,)) for table in tables]
     report_evaluation(run, corpora[0])
-    if run.mixture and (counted := run.mixture.counts.variable) and counted.name != target:
-        problem = f"its n-gram mixture counts by {counted.name}, not by {target}"
-        report(Finding("column without effect", f"{run.folder}: {problem}; also try --no-ngram-mixture"))
     conditional_priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
     classifiers["conditional"] = linear_classifier.applicable_prior(conditional_priors, target, _columns(source))
     if (prior := classifiers["conditional"]) is not None:
