@@ -83,6 +83,7 @@ TIMES: list[tuple[Any, ...]] = [  # a text without notation, with day-first and 
     ("1/31/2026", None, None, date(2026, 1, 31)),
     ("01/02/2026", None, date(2026, 2, 1), date(2026, 1, 2)),
     ("05.05.2026", *[date(2026, 5, 5)] * 3),
+    ("05.06.2026 7:30", *[datetime(2026, 6, 5, 7, 30)] * 2, datetime(2026, 5, 6, 7, 30)),
     ("2026/1/31", *[date(2026, 1, 31)] * 3),
     ("Sep 25, 2021", *[date(2021, 9, 25)] * 3),
     ("25 sept. 1969", *[date(1969, 9, 25)] * 3),
@@ -153,7 +154,8 @@ GUESSES: list[tuple[list[Any], str, str]] = [  # values, the kind, and a part of
     ),
     (["01067", "80331", "99999"] * 9, "category", "begins with 0"),
     (["0", "5", "10"] * 9, "category", ""),
-    ([f"{day:%d.%m.%Y}" for day in DAYS], "category", "looks like a date; set x:weekday=day-first"),
+    ([f"{day:%d.%m.%Y}" for day in DAYS], "category", "looks like a date; set x:weekday (yearday"),
+    ([f"{day:%d/%m/%Y}" for day in DAYS], "category", "looks like a date; set x:weekday=day-first"),
     ([f"{day:%m/%d/%Y}" for day in DAYS], "category", "set x:weekday=month-first"),
     (
         [f"{day:%d/%m/%Y}" for day in DAYS[:12]],

@@ -327,13 +327,13 @@ def run_advise(arguments: argparse.Namespace) -> None:
     rows = [_advice_cells(row) for row in result.columns]
     terminal.show_table(rows, list(rows[0]))
     terminal.show(*(f"{row['column']}: {row['advice']}: {row['why']}" for row in result.columns))
-    if command := train_command(arguments.table, config, result.columns):
+    if command := train_command(arguments.table, config, result.columns, options.option_values(arguments)):
         terminal.show(f"to train with this advice: {command}")
     return terminal.notify("these are estimates on random held-out rows; with few texts, a trained model can also lose")
 
 
-def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
-    """Return the command that trains with all columns that are not left out; empty if all are."""
+def train_command(table: Path, config: Config, rows: Sequence[Row], specified: Mapping[str, Any]) -> str:
+    """Return the command that trains with the `specified` options and all columns that are not left out, if any."""
     from factorcell.data.columns.declarations import parse_column
 
     used = {row["column"] for row in rows if row["advice"] != "leave out"}
@@ -345,9 +345,12 @@ def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
         if used & {column, f"{column}.{kind}"}:
             option = "--user" if column == config.data.user else "--context"
             flags[f"{option} {shlex.quote(text if option == '--context' else column)}"] = None
-    return " ".join(
-        ["factorcell train", shlex.quote(str(table)), "--text", shlex.quote(config.data.text), *flags, "--out RUN"]
-    )
+    for name, value in specified.items():
+        if name not in ("context", "user") and value is not None:
+            option = name.replace("_", "-")
+            switch = f"--{option}" if value else f"--no-{option}"
+            flags[switch if isinstance(value, bool) else f"--{option} {shlex.quote(str(value))}"] = None
+    return " ".join(["factorcell train", shlex.quote(str(table)), *flags, "--out RUN"])
 
 
 def _advice_cells(row: Row) -> dict[str, str | None]:
