@@ -24,7 +24,8 @@ from factorcell.options.limits import MAX_COUNT, MAX_FLOAT, MAX_SEED, Limits, is
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
 ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # fields that a training sets; users cannot set them
+BASE_FACTS = ("base_digest", "base_precision")
+RECORDED = (*BASE_FACTS, "max_dev_targets")  # fields that a training sets; users cannot set them
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
@@ -677,14 +678,17 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
 
 
 def read_options(path: str | Path) -> dict[str, Any]:
-    """Return the options in a TOML or JSON file, by section and name; raise `UserError` if it is not valid."""
+    """Return the options in a TOML or JSON file, by section and name; raise `UserError` if it is not valid.
+
+    They include the number of development targets, so that trainings with the config of a run read the same ones.
+    """
     path = Path(path)
     values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
     Config.from_dict(values, where=str(path))
     return {
-        section: {name: value for name, value in content.items() if name not in RECORDED}
+        section: {name: value for name, value in content.items() if name not in BASE_FACTS}
         for section, content in values.items()
     }
 

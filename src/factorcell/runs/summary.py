@@ -117,7 +117,7 @@ def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
         else:
             parts = [variable.kind, variable.details] if variable.kind == "category" else [variable.details]
         parts += [f"{missing:,} missing"] if missing else []
-        yield label, f"{variable.name}: {'; '.join(parts)}"
+        yield label, f"{variable.source_column}: {'; '.join(parts)}"
         label = ""
 
 
