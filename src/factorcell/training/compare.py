@@ -82,7 +82,16 @@ def compare(
         require_labels(table, variable, frequent_values, config.data, ACCURACY_REASON)
     evaluations: dict[str, list[EvaluatedTraining]] = {model: [] for model in models}
     for model, run in train_models(
-        source, dev, specified, folder, models, seeds=seeds, minutes=minutes, preset=preset, resume=resume
+        source,
+        dev,
+        specified,
+        folder,
+        models,
+        seeds=seeds,
+        minutes=minutes,
+        preset=preset,
+        resume=resume,
+        compare_ngram=ngram,
     ):
         evaluations[model].append(_evaluate_run(run, table, target))
     if ngram:
