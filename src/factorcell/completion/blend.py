@@ -141,15 +141,18 @@ class BlendWeights:
     def merge(self, candidates: Candidates, k: int) -> list[Suggestion]:
         """Return the best `k` candidates, with probabilities among all alternatives.
 
-        Those without typos come first, but for invented texts that are less probable than corrections of the prefix.
+        Those without typos come first, but for invented texts that are less probable than corrections of the prefix;
+        no text with typos replaces a known text without.
         """
         log_probs = self.log_probabilities(candidates.features)
         order, evidence = _rank(candidates, log_probs)
-        best = [order[place] for place in _shown(evidence, self.threshold)[:k]]
-        comes_later = (np.array(candidates.typos) > 0) | candidates.is_doubtful
+        has_typos, is_invented = np.array(candidates.typos) > 0, candidates.is_invented
+        shown = [order[place] for place in _shown(evidence, self.threshold)]
+        is_certain, comes_later = ~(has_typos | is_invented), has_typos | candidates.is_doubtful
+        best = [index for place, index in enumerate(shown) if place < k or is_certain[index]]
         best.sort(key=lambda index: comes_later[index])  # the sort is stable
         suggestions, weights = list[Suggestion](), self.array
-        for index in best:
+        for index in best[:k]:
             features = candidates.features[index]
             sources = "+".join(source for source, indicator in INDICATORS.items() if features[indicator])
             terms = dict(zip(FEATURES, features * weights, strict=True))
