@@ -35,7 +35,6 @@ PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
 MIN_PROMPT_TOKENS = 100  # of a prompt at least this many tokens are read, if it has them
-MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -425,11 +424,6 @@ class DataConfig:
         """The number of tokens of a prompt that are read, the last ones."""
         return max(MIN_PROMPT_TOKENS, self.max_tokens // 2)
 
-    @property
-    def min_word_count(self) -> int:
-        """The number of times that a word in a column of kind text must occur."""
-        return min(MAX_MIN_WORD_COUNT, self.min_context_count or MAX_MIN_WORD_COUNT)
-
     def min_value_count(self, texts: int) -> int:
         """Return the smallest count of a frequent category value: by default a 600th of the texts, from 5 to 50."""
         return self.min_context_count or min(50, max(5, texts // 600))
@@ -646,17 +640,23 @@ def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
     return {field.name: section for section, field in fields if field.name != "kind"}
 
 
-def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+def options_by_section(
+    options: Mapping[str, Any], others: Iterable[str] = (), minutes: float | None = None
+) -> dict[str, dict[str, Any]]:
     """Return options that are named without their sections, as on the command line, by section, or raise a `UserError`.
 
     Args:
         options: Options by name. `tokenizer`, `backbone` and `head` select kinds, `model` a model in `MODELS`. `config`
             is a `Config` or the path of a file of options. The other options override `model`; both override `config`.
         others: Further names that the error about an unknown name may suggest.
+        minutes: A time limit of the training, which replaces the steps and passes of a file, as new `epochs` do.
     """
     options = dict(options)
     model, config = options.pop("model", None), options.pop("config", None)
     base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
+    if base_options and not isinstance(config, Config) and (minutes is not None or "epochs" in options):
+        training = base_options.get("training", {})
+        base_options["training"] = {name: training[name] for name in training if name not in ("steps", "epochs")}
     kinds = kinds_of_transformer(options)
     kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
     kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)

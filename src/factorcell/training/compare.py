@@ -66,7 +66,7 @@ def compare(
         UserError: If there is no table to evaluate on, the folder exists and `resume` is false, or a table or an option
             is not valid.
     """
-    folder, specified = Path(out), options_by_section(options, PARAMETERS)
+    folder, specified = Path(out), options_by_section(options, PARAMETERS, minutes)
     [seeds] = limits.check(seeds=seeds)
     table = dev if test is None else test
     if table is None:
