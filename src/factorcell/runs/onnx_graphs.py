@@ -4,8 +4,8 @@
     step    tokens, conditions, states -> log probabilities, states after the tokens
 
 PyTorch traces `LanguageModel.condition` and `LanguageModel.step`, so the graphs compute what the run computes. The
-conditions are L and R rather than W + L R, which would take the memory of a matrix per context: the texts of one step
-may have different contexts. `assets/onnx.md` describes all inputs and outputs.
+conditions are L and R, because W + L R would take the memory of a matrix per context; the texts of a step may have
+different contexts. `assets/onnx.md` describes all inputs and outputs.
 
 Shapes: C contexts, N texts, W words, V vocabulary.
 """
@@ -182,11 +182,10 @@ def write_graphs(run: Run, folder: Path) -> None:
 def example_contexts(run: Run, user: Variable | None) -> Tensors:
     """Return the inputs of the graph fold for two contexts in which all values are missing."""
     context = run.read(["", ""], [{}, {}], unknown="expected").context(np.arange(2))
-    inputs = {"categories": context.categories, "numbers": context.numbers}
+    learned = {} if user is None else {"user_vector": torch.full((2, run.config.model.variable_size), torch.nan)}
+    inputs = {"categories": context.categories, "numbers": context.numbers} | learned
     inputs |= {f"vector_{number}": vectors for number, vectors in enumerate(context.vectors)}
-    inputs |= {f"words_{number}": torch.full((2, 3), MISSING) for number in range(len(context.words))}
-    width = run.config.model.variable_size
-    return inputs | ({} if user is None else {"user_vector": torch.full((2, width), torch.nan)})
+    return inputs | {f"words_{number}": torch.full((2, 3), MISSING) for number in range(len(context.words))}
 
 
 def write_graph(module: nn.Module, inputs: Tensors, path: Path) -> Tensors:
