@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -299,7 +300,8 @@ def test_a_gguf_base_has_the_permuted_rows_that_the_export_assumes(tmp_path: Pat
         ({"prefix_vectors": 2}, "lora", "prefix vectors"),
         ({"adapt": ("prefix",)}, "merged", "control codes"),
         ({}, "gguf-lora", "cannot store biases"),
-        ({}, "onnx", "unknown format 'onnx'"),
+        ({}, "onnx", "onnx expects the backbone recurrent and the head softmax, got huggingface and softmax"),
+        ({}, "tflite", "unknown format 'tflite'"),
     ],
 )
 def test_what_a_format_cannot_store_is_refused_in_one_line(
@@ -312,12 +314,19 @@ def test_what_a_format_cannot_store_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recurrent_run_and_a_folder_with_files_are_refused(tmp_path: Path) -> None:
+def test_a_recurrent_run_and_a_folder_with_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recurrent = Config.of(context=("city",), min_count=1, min_context_count=1, hidden_size=4, embedding_size=4)
     corpus = prepare(ROWS, recurrent)
     run = Run.create(tmp_path / "recurrent", recurrent, corpus.tokenizer, corpus.schema)
-    with pytest.raises(UserError, match="expected a run with a Transformer"):
+    with pytest.raises(UserError, match=r"expected a Transformer.*got recurrent; only the format onnx stores"):
         export(run, tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match="the format onnx requires the package onnxscript, which is not installed"):
+        export(run, tmp_path / "out", to="onnx")
+    monkeypatch.setitem(sys.modules, "onnxscript", sys)  # any module: the context is refused before it is used
+    with pytest.raises(UserError, match="expected neither context nor approximate"):
+        export(run, tmp_path / "out", to="onnx", context=OSLO)
+    assert not (tmp_path / "out").exists()
     run = random_run(tmp_path, "llama")
     with pytest.raises(UserError, match="exists already"):
         export(run, tmp_path / "llama", context=OSLO)

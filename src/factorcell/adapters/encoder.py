@@ -71,7 +71,7 @@ class NumberInputs(nn.Module):
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map numbers (B, N) to inputs (B, I); the inputs of a missing number are zero, which is their mean."""
-        frequency, phase, mean, deviation = self.constants.view(torch.float32)
+        frequency, phase, mean, deviation = float32_numbers(self.constants)
         values = numbers[:, self.column]
         values = torch.where(frequency > 0, torch.sin(values * frequency + phase), values)
         standardized: Tensor = (values - mean) / deviation
@@ -116,7 +116,7 @@ class VectorMap(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Map vectors (B, D) to embeddings (B, k); the embedding of a missing or mean vector is zero."""
-        mean, deviation = self.constants.view(torch.float32)
+        mean, deviation = float32_numbers(self.constants)
         standardized = ((vectors - mean) / deviation).nan_to_num(0.0)
         return F.linear(standardized.to(self.weight.dtype), self.weight)
 
@@ -127,6 +127,11 @@ def float32_bits(values: Sequence[Sequence[float]]) -> Tensor:
     As a floating-point buffer, a mean such as the year 2015 would be rounded if a module is converted to bfloat16.
     """
     return torch.tensor(values, dtype=torch.float32).view(torch.int32)
+
+
+def float32_numbers(values: Tensor) -> Tensor:
+    """Return the numbers that `float32_bits` stored; values that are numbers already are returned as they are."""
+    return values if values.is_floating_point() else values.view(torch.float32)
 
 
 class VariableEmbeddings(nn.Module):

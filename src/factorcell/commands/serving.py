@@ -104,9 +104,9 @@ def train_demo_run(folder: Path, epochs: float | None = None) -> None:
 
 
 def add_export_arguments(parser: Parser) -> None:
-    parser.add("run", help="run folder of a model with a Transformer")
+    parser.add("run", help="run folder")
     parser.add("folder", type=OUTPUT_FOLDER, metavar="DIR", help="folder to write, new or empty")
-    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp"
+    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp, onnx: graphs"
     parser.add("--to", choices=EXPORT_FORMATS, default="lora", help=f"{help_text} (default: lora)")
     parser.add("--context")
     help_text = "approximate the bias of the output layer if a merged model has no place for it, and report the effect "

@@ -40,11 +40,15 @@ class Pairs:
 
     def biases(self, bucket_values: Tensor) -> Tensor:
         """Return the hashed biases (B, U) of all texts from the values (M, 1) of `buckets` in the hash table."""
-        pair_biases = F.embedding(self.bucket_indices, bucket_values)[:, 0] * self.factors
-        cells = pair_biases.new_zeros(math.prod(self.shape)).index_add_(0, self.positions, pair_biases)
-        table = cells.view(self.shape)
+        table = self.table(bucket_values)
         first, *others = (F.embedding(rows, table) for rows in self.rows)
         return sum(others, start=first)
+
+    def table(self, bucket_values: Tensor) -> Tensor:
+        """Return the biases of each distinct value of each variable, from the values (M, 1) of `buckets`."""
+        pair_biases = F.embedding(self.bucket_indices, bucket_values)[:, 0] * self.factors
+        cells = pair_biases.new_zeros(math.prod(self.shape)).index_add_(0, self.positions, pair_biases)
+        return cells.view(self.shape)
 
 
 class HashBias(nn.Module):

@@ -250,9 +250,9 @@ class LanguageModel(nn.Module):
         if override and self.prefix is not None:
             raise UserError(f"override of {', '.join(override)}: a model with control codes does not support it")
         parts = [] if self.encoder is None else self.encoder.variable_embeddings(context, override)
-        vector = self.embedding.new_zeros(len(context), 0) if self.encoder is None else self.encoder.join(parts)
+        vector = context.categories[:, :0].to(self.embedding) if self.encoder is None else self.encoder.join(parts)
         conditions = self.backbone.condition(vector, packed)
-        start = self.backbone.start(conditions, len(context))
+        start = self.backbone.start(conditions, vector.shape[0])
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
         prompts = self._names_and_prompts(context)

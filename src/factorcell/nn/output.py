@@ -185,7 +185,7 @@ class OneHotBias(nn.Module):
         features = [vector[:, :0]]  # no column: without categorical variables, the features are (B, 0)
         for column, variable in enumerate(self.schema.categories):
             value_ids = context.categories[:, column, None]
-            unit_vectors = vector.new_zeros(len(vector), len(variable.values)).scatter_(1, value_ids.clamp(min=0), 1.0)
+            unit_vectors = (value_ids == torch.arange(len(variable.values), device=vector.device)).to(vector.dtype)
             frequencies = vector.new_tensor(variable.frequencies())
             features.append(torch.where(value_ids == MISSING, frequencies, unit_vectors))
         return torch.cat(features, dim=1)
@@ -304,7 +304,7 @@ class SoftmaxHead(Head):
     def fold(self, context_bias: ContextBias) -> ContextBias:
         """Compute the whole bias (B, V) of each context once, which saves time if many tokens share the context."""
         bias = self._bias(context_bias, self.tables(), self.bias + self.start_mask)
-        return replace(context_bias, bias=bias.expand(len(context_bias.features), -1))
+        return replace(context_bias, bias=bias.expand(context_bias.features.shape[0], -1))
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
         if self.hashed is not None:

@@ -1,10 +1,11 @@
-"""Export of a run with a Transformer in one context, as files that other programs read.
+"""Export of a run as files that other programs read: a Transformer in one context, or a recurrent run (`onnx_graphs`).
 
 | format | files | readers |
 |---|---|---|
 | lora | adapter_config.json, adapter_model.safetensors | PEFT; without biases also vLLM |
 | merged | config.json, model.safetensors, and a tokenizer of pieces | transformers, vLLM, and converters to GGUF |
 | gguf-lora | adapter.gguf | llama.cpp |
+| onnx | fold.onnx, step.onnx, model.json, schema.json | ONNX Runtime |
 
 A merged model has the matrices of the maps and of the output layer, and the biases of the maps, as its weights. The
 output layers of most architectures have no bias t (V,); the output matrix then approximates it (`fixed_context`).
@@ -38,6 +39,7 @@ from factorcell.io.findings import LOG
 from factorcell.io.pretrained import first_line, quiet, transformers
 from factorcell.options.limits import EXPORT_FORMATS
 from factorcell.runs.fixed_context import NEVER, FixedContext
+from factorcell.runs.onnx_graphs import check_recurrent, write_graphs
 from factorcell.runs.run import Run
 from factorcell.runs.summary import escape_markdown
 
@@ -72,14 +74,15 @@ def export(
     approximate: Any = None,
     unknown: str = "error",
 ) -> None:
-    """Write a run with a Transformer in one context as files of another program.
+    """Write a run as files of another program: a Transformer in one context, or a recurrent run for all contexts.
 
-    The exported model gives the same logits as the neural model of the run for the same token ids.
+    The exported model gives the same probabilities as the neural model of the run for the same token ids.
 
     Args:
         run: The run.
         folder: The folder to write, which does not exist or is empty.
-        to: The format: "lora", a LoRA of PEFT; "merged", a model of transformers; "gguf-lora", a LoRA of llama.cpp.
+        to: The format: "lora", a LoRA of PEFT; "merged", a model of transformers; "gguf-lora", a LoRA of llama.cpp;
+            "onnx", ONNX graphs of a recurrent run, which read contexts.
         context: A value for each context column, such as `{"stars": 5}`; other columns have their expected values.
         approximate: A table of texts, only for "merged"; if the architecture has no place for the change of the output
             bias, it is approximated in the output matrix, and the effect on the perplexity of these texts is reported.
@@ -90,6 +93,13 @@ def export(
     """
     check_choice("format", to, EXPORT_FORMATS)
     files.check_new(folder)
+    if to == "onnx":
+        check_recurrent(run)
+        if context or approximate is not None:
+            raise UserError("onnx: expected neither context nor approximate, because the exported graphs read contexts")
+        with _complete_folder(Path(folder)) as partial:
+            write_graphs(run, partial)
+        return
     fixed = FixedContext.of(run, context or {}, unknown)
     remarks = list[str]()
     if to == "merged":

@@ -53,10 +53,8 @@ class FixedContext:
         """Compute what the `context`, a value for each column, determines; raise a `UserError` if it is not valid."""
         backbone, head = run.model.backbone, run.model.head
         if not isinstance(backbone, HuggingFaceBackbone):
-            kind = run.config.backbone.kind
-            raise UserError(
-                f"{run.folder}: expected a run with a Transformer as backbone (--base or --architecture), got {kind}"
-            )
+            problem = f"expected a Transformer (--base or --architecture), got {run.config.backbone.kind}"
+            raise UserError(f"{run.folder}: {problem}; only the format onnx stores recurrent runs")
         if type(head) is not SoftmaxHead:
             raise UserError(f"{run.folder}: expected the head softmax, got {run.config.head.kind}")
         if run.model.prefix is not None or backbone.prefix is not None:

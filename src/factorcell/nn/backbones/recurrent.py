@@ -116,7 +116,7 @@ class Cell(nn.Module):
             norm = torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
         return RecurrenceInputs(
             input_gates=input_gates,
-            bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1),
+            bias=cast(Tensor, self.linear.shifted_bias(shift)).expand(inputs.shape[0], -1),
             input_reduced=reduced,
             weight=cast(Tensor, hidden_shift.matrix),
             left=hidden_shift.left,
