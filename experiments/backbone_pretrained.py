@@ -307,7 +307,7 @@ def new_learner(method: StagedMethod, data_set: StagedSet, train: Rows, base: Ba
     goal = trained_values(default, per_rank)
     if method.kind == "context":
         return _context_learner(method, data_set, train, base, goal)
-    read = _reader(method.reads, data_set, default.schema)
+    read = new_reader(method.reads, data_set, default.schema)
     if method.kind == "separate":
         names = target_names(train, data_set.target)
         return SeparateLearner(base, names, data_set.target, fit_rank(goal, per_rank * len(names)))
@@ -318,7 +318,7 @@ def new_learner(method: StagedMethod, data_set: StagedSet, train: Rows, base: Ba
     return LanguageLearner(base, get_peft_model(base.model, lora_options(fit_rank(goal, per_rank))), read)
 
 
-def _reader(reads: str, data_set: StagedSet, schema: ContextSchema) -> Callable[[Rows], Sequence[str]] | None:
+def new_reader(reads: str, data_set: StagedSet, schema: ContextSchema) -> Callable[[Rows], Sequence[str]] | None:
     """Return the function that returns what is read before each text, or None."""
     if reads == VALUES:
         return lambda rows: [value_text(data_set, row, data_set.columns) for row in rows]
@@ -335,7 +335,7 @@ def _context_learner(method: StagedMethod, data_set: StagedSet, train: Rows, bas
     config = ContextConfig(columns, **dict(method.options)).fit(vectors.add(train) if vectors else train)
     if method.size:
         config = fit_size(config, method.size, goal, values_per_rank(base.model))
-    read = _reader(method.reads, data_set, config.schema)
+    read = new_reader(method.reads, data_set, config.schema)
     model = get_context_model(base.model, config)
 
     def arguments(rows: Rows) -> Mapping[str, Any]:

@@ -28,7 +28,6 @@ from backbone_pretrained import (
     SeparateLearner,
     StagedMethod,
     load_base,
-    new_learner,
 )
 from backbone_stages import DEFAULT, LOSS, Limits, Plan, Stage, StagedCase
 from backbone_training import Budget, Rows, make_batches, train
@@ -268,15 +267,13 @@ def test_what_is_read_before_a_text_is_not_predicted(base: Base) -> None:
     assert read_tokens > sum(counts) + len(rows)
 
 
-def test_the_default_reads_names_but_no_identifiers(data: Path, base: Base) -> None:
-    train_rows = make_parts(SET, corpora.parts(data, data / "tables", "tiny"))["train"]
-    learners = {
-        name: new_learner(backbones.PLAN.methods[name], SET, train_rows, base, 0).read for name in ("text", DEFAULT)
-    }
-    row = train_rows[0]
-    text, default = (read([row])[0] for read in learners.values() if read is not None)
-    assert text == f"section: {row['section']}\nuser: {row['user']}\nyear: {row['year']:.0f}\n"
-    assert default == f"section: {row['section']}\n"
+def test_the_default_reads_names_but_no_identifiers() -> None:
+    rows = text_rows(40)
+    schema = ContextConfig(SET.declarations, min_count=5).fit(rows).schema
+    readers = {reads: new_reader(reads, SET, schema) for reads in ("values", "names", "")}
+    texts = {reads: None if read is None else read(rows[:1])[0] for reads, read in readers.items()}
+    assert texts == {"values": "section: sea\nuser: sea:user00\nyear: 1900\n", "names": "section: sea\n", "": None}
+    assert new_reader("names", DECADES, schema=ContextConfig(DECADES.declarations).fit(rows).schema) is None
 
 
 def test_the_number_of_trained_values_is_that_of_the_model(base: Base) -> None:
