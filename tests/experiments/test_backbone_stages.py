@@ -28,6 +28,7 @@ from backbone_pretrained import (
     SeparateLearner,
     StagedMethod,
     load_base,
+    new_reader,
 )
 from backbone_stages import DEFAULT, LOSS, Limits, Plan, Stage, StagedCase
 from backbone_training import Budget, Rows, make_batches, train
