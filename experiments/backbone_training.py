@@ -23,7 +23,7 @@ Rows = list[dict[str, Any]]
 WARMUP = 0.1  # share of the steps in which the learning rate rises
 CLIP = 1.0  # largest norm of the gradients
 POOL_BATCHES = 20  # shuffled texts are sorted by length in pools of about this many batches
-SAVE_SECONDS = 60.0
+SAVE_SECONDS = 60.0  # of the processor, between two files with the progress
 PROGRESS_FILE = "progress.safetensors"
 STEP_SEEDS = 1_000_003  # seeds of steps of different trainings must differ
 
@@ -136,7 +136,8 @@ def train(
     earlier_seconds = progress.processor_seconds
     factors = [group["lr"] for group in optimizer.param_groups]
     learner.module.train()
-    last_saved = begun = time.monotonic()
+    begun = time.monotonic()
+    last_saved = started
     earlier_training = progress.training_seconds
     for step in range(progress.step, len(batches)):
         torch.manual_seed(budget.seed * STEP_SEEDS + step)
@@ -150,9 +151,9 @@ def train(
         progress.step, progress.read_tokens = step + 1, progress.read_tokens + read_tokens
         progress.processor_seconds = earlier_seconds + time.process_time() - started
         progress.training_seconds = earlier_training + time.monotonic() - begun
-        if time.monotonic() - last_saved > SAVE_SECONDS or step + 1 == len(batches):
+        if time.process_time() - last_saved > SAVE_SECONDS or step + 1 == len(batches):
             save_progress(path, parameters, optimizer, progress)
-            last_saved = time.monotonic()
+            last_saved = time.process_time()
     learner.module.eval()
     return progress
 
