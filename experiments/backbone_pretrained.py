@@ -220,8 +220,8 @@ class LanguageLearner:
         inputs = self.base.pad(ids)
         tokens, first = inputs["input_ids"], min(starts)
         with self.base.autocast():
-            kept = tokens.shape[1] - first
-            logits = self.module(**inputs, logits_to_keep=kept, **self.arguments(rows)).logits[:, :-1]
+            count = tokens.shape[1] - first
+            logits = self.module(**inputs, logits_to_keep=count, **self.arguments(rows)).logits[:, :-1]
         positions = torch.arange(first + 1, tokens.shape[1], device=tokens.device)
         is_target = (positions > torch.tensor(starts, device=tokens.device)[:, None]) & (
             inputs["attention_mask"][:, first + 1 :] > 0
