@@ -73,6 +73,8 @@ class StagedMethod:
         """Return whether the method is possible, and differs from the default, on a data set."""
         if self.kind in ("separate", "head"):
             return bool(data_set.target)
+        if "min_count" in self.options:
+            return bool(data_set.categories)
         return bool(set(data_set.categories) - set(data_set.identifiers)) or not self.has_name_vectors
 
 

@@ -426,6 +426,12 @@ def test_the_time_of_a_row_is_that_of_similar_rows() -> None:
 def test_every_row_of_the_study_has_valid_options() -> None:
     selected = backbone_stages.experiment(backbones.PLAN)
     assert {"hotels", "commits", "placenames", "sotu"} == set(backbones.PLAN.sets)
+    assert {name for name, method in backbones.PLAN.methods.items() if not method.fits(DECADES)} == {
+        "separate",
+        "head",
+        "default+name-vectors",
+        "default+rare-values",
+    }
     for case, seed in [*backbones.PLAN.queue({}), *backbones.PLAN.queue({}, "stages-gpu")]:
         config = selected.config(study.Training(str(case), seed), 1)
         assert config.training.learning_rate == case.learning_rate
