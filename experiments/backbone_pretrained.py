@@ -159,7 +159,8 @@ def fit_size(config: ContextConfig, size: str, goal: int, per_rank: int) -> Cont
     """Return options with the `rank` or the `shared_rank` for `goal` trained values, and unscaled changes."""
 
     def with_size(value: int) -> ContextConfig:
-        sized = replace(config, **{size: value})
+        sizes: dict[str, Any] = {size: value}
+        sized = replace(config, **sizes)
         return replace(sized, alpha=float(sized.rank))
 
     first, second = (trained_values(with_size(value), per_rank) for value in (1, 2))
@@ -189,7 +190,7 @@ class LanguageLearner:
         rates: Mapping[str, float] | None = None,
     ) -> None:
         self.base, self.module, self.read, self.arguments = base, in_float32(module), read, arguments
-        self.rates = rates or {}
+        self.rates: Mapping[str, float] = rates or {}
 
     def loss(self, rows: Rows) -> tuple[Tensor, int]:
         """Return the mean nats of the targets, and the number of tokens that the model has read."""

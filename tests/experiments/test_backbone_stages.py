@@ -1,6 +1,6 @@
 """The stages of the study of backbones, with tiny models and texts: parts, methods, resuming, and the order of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,7 @@ class StoppedLearner:
 
     def __init__(self, stop: int) -> None:
         torch.manual_seed(0)
-        self.rates = {"bias": 2.0}
+        self.rates: Mapping[str, float] = {"bias": 2.0}
         self.module: nn.Module = nn.Linear(3, 3)
         self.steps, self.stop = 0, stop
 
