@@ -10,7 +10,8 @@ from statistics import fmean
 
 from aggregate import Rows, interval, number
 from backbone_measures import BITS, POSITIONS
-from backbones import BACKBONES, SPEC
+from backbone_stages import DEFAULT, TEXT
+from backbones import BACKBONES, PLAN, SPEC
 from columns import markdown
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.text_figures import Ratios
@@ -35,7 +36,11 @@ def rows_of(read: Read, set_name: str, backbone: str) -> Rows:
 
     Further seeds of a method count when it has been trained with three, since two estimate the variance of seeds badly.
     """
-    rows = read("backbones").renamed({f"{set_name} {backbone} {method}": method for method in METHODS})
+    return with_counted_seeds(read("backbones").renamed({f"{set_name} {backbone} {name}": name for name in METHODS}))
+
+
+def with_counted_seeds(rows: Rows) -> Rows:
+    """Return the rows of the first seed, and those of further seeds of methods that have three."""
     counted = {name: len({row["seed"] for row in rows.trainings[name]}) for name in rows}
     return Rows(row for row in rows.all() if counted[row["row"]] >= MIN_SEEDS or row["seed"] == FIRST_SEED)
 
@@ -191,10 +196,42 @@ def curve(read: Read) -> str:
     return table(["training tokens", "device", "test texts", "bits per byte", "accuracy in %"], lines)
 
 
+def stages(read: Read) -> str:
+    """Return a table with a line for each set, stage and method, with the learning rate of the development texts."""
+    finished = {(row["row"], row["seed"]): row for row in read("backbones").all() if "processor_seconds" in row}
+    lines = []
+    for stage_name, stage in PLAN.stages.items():
+        for set_name in stage.sets:
+            rates = {method: PLAN.chosen_rate(set_name, method, finished) for method in PLAN.methods}
+            names = {f"{set_name} {stage_name} {method} {rate:g}": method for method, rate in rates.items()}
+            rows = with_counted_seeds(read("backbones").renamed(names))
+            for method in (name for name in PLAN.methods if name in rows):
+                cells = [
+                    figure(rows, method, BITS),
+                    difference(rows, method, BITS, TEXT),
+                    difference(rows, method, f"cold_{BITS}", TEXT),
+                    difference(rows, method, f"pairs_{BITS}", TEXT),
+                    difference(rows, method, f"dev_{BITS}", DEFAULT),
+                    accuracy(rows, method),
+                    difference(rows, method, "accuracy", TEXT, ".1f", 100.0),
+                    f"{fmean(row['processor_seconds'] for row in rows.trainings[method]) / 60:.1f}",
+                ]
+                lines.append([set_name, f"{stage.tokens:,}", method, f"{rates[method]:g}", *cells])
+    differences = [
+        "minus `text`",
+        "new values, minus `text`",
+        "new pairs, minus `text`",
+        "development, minus `default`",
+    ]
+    head = ["data set", "tokens", "method", "rate", "bits per byte", *differences]
+    return table([*head, "accuracy, %", "minus `text`, points", "minutes"], lines)
+
+
 FINDINGS: Mapping[str, Callable[[Read], str]] = {"best methods": best_methods, "machines": runs}
 TABLES: Mapping[str, Callable[[Read], str]] = {
     **{backbone: partial(methods_table, backbone=backbone) for backbone in ON_PAGE},
     "positions": positions,
     "unseen users": unseen_users,
     "curve": curve,
+    "stages": stages,
 }

