@@ -141,7 +141,7 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     with logged_progress() as notices:
         run = train_run(path, path, request, tmp_path / "run")
     columns = parse_block(notices)["columns"]
-    assert "at.weekday: weekday such as " in columns
+    assert "at: weekday such as " in columns
     assert "title: text such as sea, and, moon; 4 words" in columns
     assert "topic: vector of 3 numbers" in columns
     opened = Run.open(tmp_path / "run")

@@ -89,7 +89,7 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str]) -> Iterato
     else:
         for column, row in total.get("columns", {}).items():
             if column in columns and _is_insignificant(row):
-                problem = f"{column} alone {_effect(row)}; add other columns, or train longer"
+                problem = f"{column} alone {_effect(row)}; add other columns"
                 yield Finding("column without effect", f"{run.folder}: {problem}")
 
 
