@@ -19,7 +19,7 @@ from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
 from factorcell.io.extras import missing_package_error
 from factorcell.io.pretrained import Source, find_source, first_line, quiet, read_config, transformers
-from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
+from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, input_scale, with_constant
 from factorcell.nn.backbones.attention_cache import CacheState
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout
 
@@ -311,11 +311,6 @@ def max_positions(config: Any) -> int | None:
     # With LongRoPE, one text above the original length changes the rotations of all texts of its batch.
     name = "original_max_position_embeddings" if rope.get("rope_type") == "longrope" else "max_position_embeddings"
     return int(rope.get(name) or getattr(config, name, None) or 0) or None
-
-
-def input_scale(embeddings: Any) -> float:
-    """Return the factor on the embeddings of tokens, as in Gemma; 1.0 in other models."""
-    return float(getattr(embeddings, "scalar_embed_scale", getattr(embeddings, "embed_scale", 1.0)))
 
 
 def check_computation(model: Any, where: str) -> None:
