@@ -56,6 +56,7 @@ from factorcell.nn.backbones.adapted_modules import (
     with_constant,
 )
 from factorcell.nn.backbones.backbone import BackboneSizes
+from factorcell.nn.backbones.growing_cache import growing_caches
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
 CHECKPOINT_FILE = "model.safetensors"  # in a checkpoint of the `Trainer`, the tensors of `state_dict`
@@ -220,7 +221,7 @@ class ContextModel(nn.Module):
             if adaptation.count == 1:
                 adaptation = Adaptation(self.maps, self.maps.fold(self.maps.condition(contexts)))
             adaptation.is_generation = True
-        with applied(adaptation):
+        with applied(adaptation), growing_caches(self.base):
             return self.base.generate(inputs, **options)
 
     @property

@@ -170,7 +170,7 @@ class HuggingFaceBackbone(Backbone):
     def _read(
         self, inputs: Tensor, conditions: TransformerConditions, state: CacheState, lengths: Tensor | None
     ) -> tuple[Tensor, CacheState]:
-        from transformers import DynamicCache
+        from factorcell.nn.backbones.growing_cache import growing_cache
 
         count, steps, _ = inputs.shape
         positions = state.lengths[:, None] + torch.arange(steps, device=inputs.device)
@@ -188,8 +188,7 @@ class HuggingFaceBackbone(Backbone):
         mask = None
         if is_stored is not None:
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
-        stored = list(zip(state.arrays[::2], state.arrays[1::2], strict=True))  # keys and values of each layer
-        cache = DynamicCache(stored or None)
+        cache = state.take_cache() or growing_cache(zip(state.arrays[::2], state.arrays[1::2], strict=True))
         with applied(Adaptation(self.maps, conditions.shifts)):
             outputs = self.base(
                 inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
@@ -201,7 +200,7 @@ class HuggingFaceBackbone(Backbone):
         vectors = outputs.last_hidden_state.to(conditions.dtype)
         if conditions.offset is not None:
             vectors = vectors + conditions.offset[:, None]
-        return vectors, state.after([array for layer in cache.layers for array in (layer.keys, layer.values)], lengths)
+        return vectors, state.after(cache, lengths)
 
     def footprint(self) -> Footprint:
         """Estimate the stored values from the sizes of the projections and the keys and values of a token."""
