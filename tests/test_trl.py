@@ -108,3 +108,16 @@ def test_dpo_learns_the_preference_of_each_context(base: Path, precompute: bool,
         nats(model, tokenizer, f"now{DIRTY}", stars) - nats(model, tokenizer, f"now{CLEAN}", stars) for stars in (5, 1)
     ]
     assert gains[0] > gains[1]
+
+
+def test_sft_trains_a_base_whose_output_has_no_cache(base: Path, tmp_path: Path) -> None:
+    """huggingface/trl#6685: the trainer read a cache from the output of each base."""
+    tokenizer = new_model(base)[1]
+    sizes = {"vocab_size": len(tokenizer), "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    torch.manual_seed(0)
+    plain = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes))
+    model = get_context_model(plain, ContextConfig(["stars:category"], min_count=1).fit(ROWS))
+    trainer = sft_trainer(model, tokenizer, tmp_path, max_steps=3)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert torch.allclose(trainer.compute_loss(model, dict(batch)), model(**batch).loss, rtol=1e-5)
+    assert trainer.train().global_step == 3

@@ -66,11 +66,35 @@ def test_shifts_have_the_requested_number_type() -> None:
     assert {part.dtype for part in parts(shifts) if part.numel()} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("is_embedding", [False, True])
+@pytest.mark.parametrize("shared_rank", [0, 3])
+def test_shifts_with_basis_tensors_are_those_of_each_context(shared_rank: int, is_embedding: bool) -> None:
+    sizes = [LayerSizes(3, 6, 5, 2, is_embedding), LayerSizes(3, 6, 7, 2, is_embedding)]
+    adapters = [[cls(map_sizes) for cls in CLASSES] for map_sizes in sizes]
+    mixed = AdapterGroup(adapters, sizes, shared_rank)
+    separate = AdapterGroup(copy.deepcopy(adapters), [replace(size, is_embedding=False) for size in sizes], shared_rank)
+    for parameter, other in zip(mixed.parameters(), separate.parameters(), strict=True):
+        other.data = nn.init.normal_(parameter.data).clone()
+    vector, x = torch.randn(4, 3, requires_grad=True), torch.randn(4, 1, 6)
+    results = []
+    for group, is_mixed in ((mixed, not is_embedding), (separate, False)):  # those of embeddings always are
+        shifts = group(vector, torch.float32, is_mixed)
+        assert {shift.mixing is not None for shift in shifts} == {group is mixed}
+        assert {shift.context_count() for shift in shifts} == {4}
+        outputs = [
+            AdaptedLinear(6, size.outputs, 3, weight=torch.ones(6, size.outputs))(x, shift)
+            for size, shift in zip(sizes, shifts, strict=True)
+        ]
+        results.append([*outputs, *gradients(outputs, [vector, *group.parameters()])])
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_all_contexts_share_a_change_of_another_rank() -> None:
     """W + P Q takes the place of W, also in a folded map, and P Q is zero before training."""
     inputs, outputs, contexts = 4, 5, torch.randn(3, 2)
-    adapters = [[Factor(LayerSizes(2, inputs, outputs, 1))] for _ in range(2)]
-    group = AdapterGroup(adapters, [(inputs, outputs)] * 2, shared_rank=3)
+    sizes = [LayerSizes(2, inputs, outputs, 1)] * 2
+    group = AdapterGroup([[Factor(map_sizes)] for map_sizes in sizes], sizes, shared_rank=3)
     plain = AdaptedLinear(inputs, outputs, 2)
     plain.scaling = 2.0
     x = torch.randn(3, 6, inputs)

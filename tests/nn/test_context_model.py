@@ -120,6 +120,23 @@ def test_generated_rows_equal_those_generated_alone(options: dict[str, Any], tok
     assert torch.equal(together, model.generate(input_ids=tokens, context=CONTEXTS, **options))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"shared_rank": 0}])
+def test_texts_in_more_contexts_than_basis_tensors_equal_those_without_a_cache(
+    name: str, options: dict[str, Any], tokens: Tensor
+) -> None:
+    beams = {"num_beams": options["num_beams"]} if "num_beams" in options else {}
+    model = new_model(name, **({} if beams else options))
+    contexts = torch.randn(12, 8, generator=torch.Generator().manual_seed(5))
+    settings: dict[str, Any] = {"max_new_tokens": 44, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    prompts = tokens.repeat(3, 1)
+    texts = model.generate(prompts, context=contexts, **settings, **beams)
+    assert torch.equal(texts, model.generate(prompts, context=contexts, use_cache=False, **settings, **beams))
+    logits = model(texts[:, :-1], context=contexts).logits
+    if not beams:
+        assert torch.equal(logits[:, 6:].argmax(2), texts[:, 7:])
+
+
 def test_samples_of_a_row_have_its_context(tokens: Tensor) -> None:
     model, same = new_model(), tokens[:1].expand(4, -1)
     options: dict[str, Any] = {"do_sample": True, "top_k": 1, "max_new_tokens": 1, "eos_token_id": None}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from factorcell import UserError
 from factorcell.hf import ContextConfig, ContextModel, get_context_model
-from tests.nn.test_context_model import CONTEXTS, gradients, new_base, new_model
+from tests.nn.test_context_model import CONTEXTS, LAYERS, SCHEMA, SIZES, gradients, new_base, new_model
 
 # PEFT reads an attribute that transformers has replaced, and advises about tied weights.
 pytestmark = [
@@ -71,6 +71,8 @@ def reopened(model: ContextModel, base: Any, folder: Path, tokens: Tensor, **con
         {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": 1},
         {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [0, 1]},
         {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["1.self_attn", "norm"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": r".*(embed_tokens|v_proj)"},
     ],
 )
 def test_targets_are_those_of_peft(options: dict[str, Any]) -> None:
@@ -197,6 +199,119 @@ def test_layers_without_an_adapted_output_layer_are_refused(tokens: Tensor) -> N
     model = new_lora(target_modules=["lm_head"])
     with pytest.raises(UserError, match="target_modules: expected no output layer"):
         model.base_model(tokens)
+
+
+def read_peft(base: str, folder: Path) -> Any:
+    """Return the LoRA in a folder, read by PEFT."""
+    return peft.PeftModel.from_pretrained(new_base(base), folder)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("base", ["gpt2", "llama", "qwen2"])  # the first two have tied weights
+@pytest.mark.parametrize("adapt", [("factor",), ("factor", "concat")])
+def test_embeddings_are_adapted_as_by_peft(base: str, adapt: tuple[str, ...], tmp_path: Path, tokens: Tensor) -> None:
+    name = "wte" if base == "gpt2" else "embed_tokens"
+    targets = [name] if "concat" in adapt else [name, "c_proj" if base == "gpt2" else "q_proj", "lm_head"]
+    model = new_model(base, target_modules=targets, adapt=adapt, alpha=3.0)
+    reopened(model, new_base(base), tmp_path / "adapters", tokens, context=CONTEXTS)
+    logits = model(tokens, context=CONTEXTS).logits
+    assert not torch.allclose(logits, new_base(base)(tokens).logits, atol=0.1)
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "num_beams": 2}
+    generated = model.generate(tokens, context=CONTEXTS, **options)
+    for number, context in enumerate(CONTEXTS[:2]):
+        model.save_lora(tmp_path / f"lora{number}", context)
+        lora = read_peft(base, tmp_path / f"lora{number}")
+        for result in (lora, model):
+            arguments = {} if result is lora else {"context": context}
+            torch.testing.assert_close(result(tokens, **arguments).logits[number], logits[number], atol=1e-5, rtol=1e-5)
+            row = result.generate(tokens[number : number + 1], **options, **arguments)
+            assert torch.equal(row[0], generated[number, : row.shape[1]])
+    former = model.get_output_embeddings().weight.clone()
+    merged = model.merge_and_unload(CONTEXTS[1])
+    assert type(merged.get_input_embeddings()) is torch.nn.Embedding
+    torch.testing.assert_close(merged(tokens).logits[1], logits[1], atol=1e-5, rtol=1e-5)
+    assert torch.equal(merged.get_output_embeddings().weight, former) == ("lm_head" not in targets)
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(loaded(tokens).logits[1], logits[1], atol=1e-5, rtol=1e-5)
+    if base == "qwen2":  # in tied weights, PEFT changes the output layer too
+        torch.testing.assert_close(lora.merge_and_unload()(tokens).logits[1], logits[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.lora_bias=True")
+def test_a_lora_of_one_context_has_the_biases_of_maps(tmp_path: Path, tokens: Tensor) -> None:
+    model = new_model("llama", adapt=("factor", "concat"), layers_to_transform=1, use_rslora=True)
+    model.save_lora(tmp_path, CONTEXTS[2])
+    lora = read_peft("llama", tmp_path)
+    expected = model(tokens, context=CONTEXTS[2]).logits
+    torch.testing.assert_close(lora(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "context", "message"),
+    [
+        ({}, CONTEXTS[0], "adapt: a LoRA cannot store the adapter scale"),
+        ({"adapt": ["factor"]}, CONTEXTS, "context: expected one, got 4"),
+        ({"adapt": ["factor"], "modules_to_save": ["norm"]}, {}, "base.model.norm.weight: a LoRA cannot store"),
+        ({"adapt": ["concat"], "target_modules": ["q_proj", "embed_tokens"]}, {}, "model.embed_tokens: PEFT reads no"),
+    ],
+)
+def test_what_a_lora_cannot_store_is_refused(
+    options: dict[str, Any], context: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"^{message}") as error:
+        new_model("llama", **options).save_lora(tmp_path, context)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_gradients_of_embeddings_are_the_sum_of_those_of_each_text(tokens: Tensor) -> None:
+    model = new_model(target_modules=["embed_tokens"]).train()
+    for row in range(4):  # L and R of one context, and not basis tensors
+        text = tokens[row : row + 1]
+        (model(text, labels=text, context=CONTEXTS[row]).loss / 4).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    model(tokens, labels=tokens, context=CONTEXTS).loss.backward()
+    assert set(expected) == model.trained_names
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+
+
+def test_embeddings_of_tokens_that_training_does_not_read_never_change(tokens: Tensor) -> None:
+    model = get_context_model(new_base("llama"), ContextConfig(target_modules=["embed_tokens"], schema=SCHEMA))
+    optimizer = torch.optim.Adam([values for values in model.parameters() if values.requires_grad], lr=0.1)
+    logits = new_base("llama")(tokens).logits
+    assert torch.equal(model(tokens, context=CONTEXTS).logits, logits)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(tokens[:, :3], labels=tokens[:, :3], context=CONTEXTS).loss.backward()
+        optimizer.step()
+    assert not torch.allclose(model(tokens, context=CONTEXTS).logits, logits, atol=0.1)
+    merged, before = model.merge_and_unload(CONTEXTS[0]).get_input_embeddings().weight, new_base("llama")
+    changed = (merged != before.get_input_embeddings().weight).any(dim=1).nonzero().flatten()
+    assert changed.tolist() == sorted(tokens[:, :2].flatten().tolist())  # no label follows the last token
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_embeddings_with_a_factor_are_adapted(precision: torch.dtype, tokens: Tensor) -> None:
+    sizes: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 8, **LAYERS, **SIZES}
+
+    def new_gemma() -> Any:
+        torch.manual_seed(1)
+        return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes)).to(precision).eval()
+
+    model = get_context_model(new_gemma(), ContextConfig(target_modules=["embed_tokens"], schema=SCHEMA))
+    assert torch.equal(model(tokens, context=CONTEXTS).logits, new_gemma()(tokens).logits)
+    for name, values in model.named_parameters():
+        if name in model.trained_names:
+            values.data.normal_(0, 0.3)
+    expected = model(tokens, context=CONTEXTS[1]).logits
+    assert not torch.allclose(expected, new_gemma()(tokens).logits, atol=0.1)
+    tolerance = 1e-5 if precision is torch.float32 else 0.1
+    merged = model.merge_and_unload(CONTEXTS[1])
+    assert type(merged.get_input_embeddings()) is type(new_gemma().get_input_embeddings())
+    torch.testing.assert_close(merged(tokens).logits, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from factorcell.hf.context_base import (
     tensors_to_save,
 )
 from factorcell.hf.contexts import ALL_LINEAR, ContextConfig, ContextReader
+from factorcell.hf.lora_files import low_rank_change, write_lora
 from factorcell.io import files
 from factorcell.io.pretrained import HUB_NAME, first_line
 from factorcell.nn.backbones.adapted_modules import (
@@ -55,6 +56,7 @@ from factorcell.nn.backbones.adapted_modules import (
     with_constant,
 )
 from factorcell.nn.backbones.backbone import BackboneSizes
+from factorcell.nn.backbones.growing_cache import growing_caches
 
 CONFIG_FILE, SCHEMA_FILE, WEIGHTS_FILE = "context_config.json", "schema.json", "context_model.safetensors"
 CHECKPOINT_FILE = "model.safetensors"  # in a checkpoint of the `Trainer`, the tensors of `state_dict`
@@ -133,7 +135,7 @@ class ContextModel(nn.Module):
         )
         for projection in self.maps.projections:
             projection.scaling = config.alpha / (config.rank**0.5 if config.use_rslora else config.rank)
-            projection.dropout = config.lora_dropout
+            projection.dropout = 0.0 if projection.is_embedding else config.lora_dropout  # as in PEFT
         sizes = replace(Config().model, context_size=config.context_size, variable_size=config.variable_size)
         self.encoder = ContextEncoder(sizes, schema, FROZEN_BASE_STD).to(model.device) if size else None
         self._reader = ContextReader(schema)
@@ -215,11 +217,11 @@ class ContextModel(nn.Module):
         check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
         adaptation = self.adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
-        if isinstance(adaptation.contexts, Tensor):
-            shifts = self.maps.condition(adaptation.contexts)
-            shifts = self.maps.fold(shifts) if adaptation.count == 1 else shifts
-            adaptation = Adaptation(self.maps, shifts)
-        with applied(adaptation):
+        if isinstance(contexts := adaptation.contexts, Tensor):
+            if adaptation.count == 1:
+                adaptation = Adaptation(self.maps, self.maps.fold(self.maps.condition(contexts)))
+            adaptation.is_generation = True
+        with applied(adaptation), growing_caches(self.base):
             return self.base.generate(inputs, **options)
 
     @property
@@ -329,6 +331,28 @@ class ContextModel(nn.Module):
         options = {name: value for name, value in vars(self.context_config).items() if name != "schema"}
         files.write_versioned(path / CONFIG_FILE, {**base, **options}, FILE_FORMAT)
 
+    @torch.no_grad()
+    def save_lora(self, folder: str | Path, context: Any = None) -> None:
+        """Write the change of one context as a LoRA of the base in the format of the library PEFT.
+
+        Args:
+            folder: The folder, which is created if it does not exist.
+            context: One context, as for `forward`.
+
+        Raises:
+            UserError: A LoRA cannot store the change: the context scales outputs, or the base has been trained too.
+        """
+        shifts = self.maps.condition(self._single_context(context))
+        adapters = {f"base.{name}" for name in self.maps.adapter_tensors()}
+        if trained := sorted(name for name in self.state_dict() if name.startswith("base.") and name not in adapters):
+            raise UserError(f"{trained[0]}: a LoRA cannot store trained weights of the base; use merge_and_unload")
+        if any(shift.scale is not None for shift in shifts):
+            raise UserError("adapt: a LoRA cannot store the adapter scale; use merge_and_unload")
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        changes = list(map(low_rank_change, self.maps.projections, shifts))
+        write_lora(changes, path, base=str(getattr(self.base, "name_or_path", "")))
+
     def push_to_hub(
         self, repo_id: str, *, token: str | None = None, private: bool | None = None, **options: Any
     ) -> Any:
@@ -411,15 +435,19 @@ class ContextModel(nn.Module):
         This object cannot be used again. A map whose bias the context changes gets a bias. A finding says if the
         architecture has no place for such a bias, so that it would be lost in a file.
         """
+        vector, former = self._single_context(context), bias_names(self.base)
+        self.maps.restore(self.maps.condition(vector))
+        self._has_adapters = False
+        declare_changes(self.base, former)
+        return self.base
+
+    def _single_context(self, context: Any) -> Tensor:
+        """Return the vector of one context with its constant (1, K + 1)."""
         self._check_adapters()
         vectors = with_constant(self.context_vectors(context))
         if len(vectors) != 1:
             raise UserError(f"context: expected one, got {len(vectors):,}")
-        former = bias_names(self.base)
-        self.maps.restore(self.maps.condition(vectors))
-        self._has_adapters = False
-        declare_changes(self.base, former)
-        return self.base
+        return vectors
 
     def _check_adapters(self) -> None:
         if not self._has_adapters:

@@ -38,8 +38,8 @@ class ContextConfig:
         alpha: Both changes are multiplied by alpha / rank, as in LoRA.
         use_rslora: Whether they are multiplied by alpha / sqrt(rank) instead.
         lora_dropout: The dropout rate of the inputs of both changes, in training.
-        target_modules: The linear maps to adapt: names at the end of their paths, such as `q_proj`, or a regular
-            expression that matches whole paths; `all-linear` adapts all maps of the layers.
+        target_modules: The linear maps and embeddings to adapt: names at the end of their paths, such as `q_proj`, or a
+            regular expression that matches whole paths; `all-linear` adapts all linear maps of the layers.
         layers_to_transform: The number or the numbers of the layers to adapt, from 0; None: all layers.
         modules_to_save: Names at the end of the paths of modules of the base that are trained and stored too.
         adapt: Names of the adapters of each map: factor, concat, scale, and those that `register_adapter` has added.

@@ -10,8 +10,7 @@
 A merged model has the matrices of the maps and of the output layer, and the biases of the maps, as its weights. The
 output layers of most architectures have no bias t (V,); the output matrix then approximates it (`fixed_context`).
 
-A LoRA needs a frozen base. The change P Q + L R of a map is a LoRA B A with A = [P L]^T and B = [Q; R]^T, whose scale
-alpha / r is 1. Changes of biases become the biases of B, which PEFT reads (`lora_bias`), but llama.cpp and vLLM do not.
+A LoRA (`lora_files`) needs a frozen base. Changes of biases become its biases, which llama.cpp and vLLM do not read.
 The change of the output bias is the bias of a LoRA of the output layer whose matrices are zero.
 
 Shapes: D inputs, O outputs, R rank, V vocabulary.
@@ -23,7 +22,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from torch import Tensor, nn
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.hf.context_base import BIAS_SETTINGS
+from factorcell.hf.lora_files import LowRankChange, low_rank_change, write_lora
 from factorcell.io import files
 from factorcell.io.extras import import_extra
 from factorcell.io.findings import LOG
@@ -246,17 +246,10 @@ def _tensors(fixed: FixedContext, model: Any) -> dict[str, Tensor]:
     tensors = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in fixed.backbone.base.state_dict().items()}
     tensors = {name: tensor.detach().cpu().float() for name, tensor in tensors.items() if name in names}
     for projection, shift in fixed.maps():
-        path, matrix = projection.path, projection.matrix().detach().float()
-        if (factors := shift.low_rank_factors()) is not None:
-            matrix = matrix + factors[0].float() @ factors[1].float()
-        if shift.scale is not None:
-            matrix = matrix * shift.scale[0].float()
-        # `nn.Linear` stores a matrix as (O, D), and GPT-2's Conv1D as (D, O).
-        layer = model.get_submodule(path)
-        tensors[f"{path}.weight"] = (matrix.T if isinstance(layer, nn.Linear) else matrix).cpu()
-        if has_bias(layer):
-            bias = projection.shifted_bias(shift)
-            tensors[f"{path}.bias"] = matrix.new_zeros(matrix.shape[1]) if bias is None else bias.detach().flatten()
+        path, plain = projection.path, projection.plain_linear(shift)
+        tensors |= {f"{path}.{name}": values.detach() for name, values in plain.named_parameters()}
+        if has_bias(model.get_submodule(path)) and not has_bias(plain):
+            tensors[f"{path}.bias"] = torch.zeros(projection.shape()[1])
     tensors[f"{inputs}.weight"] = fixed.run.model.embedding.detach()[:size].cpu()
     if has_bias(model.get_output_embeddings()):
         tensors[f"{outputs}.bias"] = fixed.output_bias[:size].cpu()
@@ -289,27 +282,12 @@ def _compare_with_run(fixed: FixedContext, folder: Path) -> None:
         raise UserError(f"{where}: its probabilities differ by {difference:.2g} from those of the run")
 
 
-class LowRankChange(NamedTuple):
-    """The change of the map at a path of the model: A (R, D), B (O, R), and the change of the bias (O,), or None."""
-
-    path: str
-    a: Tensor
-    b: Tensor
-    bias: Tensor | None
-
-
 def low_rank_changes(fixed: FixedContext, model: Any) -> list[LowRankChange]:
     """Return the change of each map, and of the output layer if its bias changes.
 
-    The matrices are zeros where only a bias changes. Tokens that only the output layer of the base has, such as padding
-    of its table, get the bias `NEVER`.
+    Tokens that only the output layer of the base has, such as padding of its table, get the bias `NEVER`.
     """
-    changes = []
-    for projection, shift in fixed.maps():
-        weight, (inputs, outputs) = projection.weight, projection.matrix().shape
-        factors = shift.low_rank_factors() or (weight.new_zeros(inputs, 1), weight.new_zeros(1, outputs))
-        bias = None if shift.bias is None else shift.bias[0]
-        changes.append(LowRankChange(projection.path, factors[0].T, factors[1].T, bias))
+    changes = [low_rank_change(projection, shift) for projection, shift in fixed.maps()]
     if fixed.changes_output_bias:
         layer = model.get_output_embeddings()
         size, width = layer.weight.shape
@@ -322,35 +300,8 @@ def low_rank_changes(fixed: FixedContext, model: Any) -> list[LowRankChange]:
 
 def write_peft(fixed: FixedContext, folder: Path) -> None:
     """Write a LoRA in the format of the library PEFT to `folder`; it has biases only if the context changes biases."""
-    model = architecture(fixed)
-    changes = low_rank_changes(fixed, model)
-    rank = changes[0].a.shape[0]
-    has_biases = any(change.bias is not None for change in changes)
-    tensors: dict[str, Tensor] = {}
-    for change in changes:
-        name = f"base_model.model.{change.path}"
-        tensors |= {f"{name}.lora_A.weight": change.a, f"{name}.lora_B.weight": change.b}
-        if has_biases:
-            tensors[f"{name}.lora_B.bias"] = change.b.new_zeros(len(change.b)) if change.bias is None else change.bias
-    ranks = {change.path: change.a.shape[0] for change in changes if change.a.shape[0] != rank}
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": fixed.backbone.options.base,
-        "r": rank,
-        "lora_alpha": rank,
-        "rank_pattern": ranks,
-        "alpha_pattern": ranks,
-        "lora_dropout": 0.0,
-        "lora_bias": has_biases,
-        "bias": "none",
-        "fan_in_fan_out": not isinstance(model.get_submodule(changes[0].path), nn.Linear),
-        "target_modules": sorted({change.path.rpartition(".")[2] for change in changes}),
-        "inference_mode": True,
-    }
-    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    files.write(folder / "adapter_model.safetensors", save(cpu_tensors, {"format": "pt"}))
-    files.write_json(folder / "adapter_config.json", config)
+    changes = low_rank_changes(fixed, architecture(fixed))
+    write_lora(changes, folder, base=fixed.backbone.options.base)
 
 
 def write_gguf(fixed: FixedContext, folder: Path) -> None:

@@ -9,6 +9,7 @@ Shapes: B contexts, N rows of inputs, K context, D inputs, O outputs of a map, R
 """
 
 import contextlib
+import copy
 import itertools
 import re
 import threading
@@ -18,11 +19,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from factorcell.adapters.adapters import (
     UNCHANGED,
     AdaptedLinear,
     Adapter,
+    Factor,
     LayerSizes,
     LinearAdapter,
     Shift,
@@ -58,6 +61,10 @@ class Adaptation:
             when its first map is called; or the shifts of all maps in B contexts; without shifts, all maps compute as
             unadapted.
         is_disabled: Whether the adapters are switched off, also for passes with contexts inside this one.
+
+    Attributes:
+        count: The number of contexts, B.
+        is_generation: Whether several passes have these contexts, so that their shifts are stored.
     """
 
     def __init__(
@@ -66,18 +73,25 @@ class Adaptation:
         contexts: Tensor | tuple[Shift, ...] = (),
         is_disabled: bool = False,
     ) -> None:
-        self.maps, self.contexts, self.is_disabled = maps, contexts, is_disabled
+        self.maps, self.contexts, self.is_disabled, self.is_generation = maps, contexts, is_disabled, False
         counts = [len(contexts)] if isinstance(contexts, Tensor) else [shift.context_count() for shift in contexts]
-        self.count = max([1, *counts])  # the number of contexts, B
+        self.count = max([1, *counts])
         self._latest: tuple[MapGroup, list[Shift]] | None = None  # the group that has computed its shifts last
+        self._stored: dict[bool, tuple[Shift, ...]] = {}  # of all maps, mixed or not
 
-    def shift(self, projection: "Projection") -> Shift:
-        """Return the change of a map."""
-        group = projection.group
-        if not isinstance(self.contexts, Tensor):
-            return self.contexts[projection.number] if self.contexts else UNCHANGED
+    def shift(self, projection: "Projection", row_count: int) -> Shift:
+        """Return the change of a map that reads `row_count` rows of inputs in each context."""
+        group, contexts = projection.group, self.contexts
+        if not isinstance(contexts, Tensor):
+            return contexts[projection.number] if contexts else UNCHANGED
+        if self.is_generation:
+            # Products of a token with all basis tensors take less time than reading L and R of many contexts.
+            is_mixed = row_count == 1 and contexts.device.type == "cpu" and len(contexts) > contexts.shape[1]
+            if is_mixed not in self._stored:
+                self._stored[is_mixed] = self.maps.condition(contexts, is_mixed)
+            return self._stored[is_mixed][projection.number]
         if self._latest is None or self._latest[0] is not group:
-            self._latest = group, group.condition(self.contexts)
+            self._latest = group, group.condition(contexts)
         return self._latest[1][projection.number - group.projections[0].number]
 
 
@@ -131,16 +145,19 @@ class Projection(AdaptedLinear):
     """
 
     group: "MapGroup"
-    is_quantized = False
+    is_quantized = is_embedding = False
+    is_transposed = True  # whether the model stores W as (O, D), as `nn.Linear`, and not as (D, O)
 
     def __init__(self, linear: nn.Module, *, number: int, path: str) -> None:
         weight = cast(nn.Parameter, linear.weight)
-        self._is_transposed = isinstance(linear, nn.Linear)  # W is (O, D) in `nn.Linear`, and (D, O) in Conv1D
-        inputs, outputs = weight.shape[::-1] if self._is_transposed else weight.shape
+        self.is_transposed = isinstance(linear, nn.Linear)
+        inputs, outputs = weight.shape[::-1] if self.is_transposed else weight.shape
         super().__init__(inputs, outputs, 0, adapt=(), bias=False, weight=weight)
         # The parameters themselves: that of an output layer may also be the table of embeddings.
-        self.weight, self.bias = weight, cast(nn.Parameter | None, linear.bias)
+        self.weight, self.bias = weight, cast(nn.Parameter | None, getattr(linear, "bias", None))
         self.number, self.path = number, path
+        memo = {id(values): nn.Parameter(values.detach().to("meta"), False) for values in linear.parameters()}
+        self._module = (copy.deepcopy(linear, memo),)  # without values; a tuple, so that it is no part of this module
         self.train(linear.training)
 
     def shape(self) -> tuple[int, int]:
@@ -149,7 +166,7 @@ class Projection(AdaptedLinear):
 
     def matrix(self, shift: Shift = UNCHANGED) -> Tensor:
         """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
-        return self.weight.T if shift.matrix is None and self._is_transposed else super().matrix(shift)
+        return self.weight.T if shift.matrix is None and self.is_transposed else super().matrix(shift)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         adaptation = find_adaptation(self.group.maps)
@@ -159,27 +176,25 @@ class Projection(AdaptedLinear):
         if len(x) % count:
             raise UserError(f"context: expected one, or one for each of {len(x):,} rows, got {count:,}")
         rows_by_context = x.reshape(count, x.shape[:-1].numel() // count, x.shape[-1])
-        shift = adaptation.shift(self)
+        shift = adaptation.shift(self, rows_by_context.shape[1])
         y = super().forward(rows_by_context, shift.to(x.dtype) if self.is_quantized else shift)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     @torch.no_grad()
     def plain_linear(self, shift: Shift) -> nn.Module:
-        """Return a plain linear map with the folded `shift`."""
-        weight: Tensor
-        matrix, bias = self.matrix(shift).detach(), self.shifted_bias(shift)
-        inputs, outputs = matrix.shape
-        linear: Any
-        if self._is_transposed:
-            linear, weight = nn.Linear(inputs, outputs, bias=bias is not None, device="meta"), matrix.T
-        else:
-            from transformers.pytorch_utils import Conv1D
-
-            linear, weight = Conv1D(outputs, inputs), matrix
-        linear.weight = self.weight if shift is UNCHANGED else nn.Parameter(weight.contiguous(), requires_grad=False)
+        """Return a module of the former class with the folded `shift`."""
+        (module,), weight = copy.deepcopy(self._module), self.weight
+        bias: Tensor | None = self.bias
+        if shift is not UNCHANGED:
+            folded = AdaptedLinear.fold(self, shift, shared=True)
+            matrix, bias = self.matrix(folded), self.shifted_bias(folded)
+            if self.is_embedding and bias is not None:
+                matrix, bias = matrix + bias, None
+            weight = nn.Parameter((matrix.T if self.is_transposed else matrix).contiguous(), requires_grad=False)
+        module.weight = weight
         if bias is not None:
-            linear.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
-        return cast(nn.Module, linear.train(self.training))
+            module.bias = nn.Parameter(bias.detach().reshape(-1).clone(), requires_grad=False)
+        return module.train(self.training)
 
 
 class QuantizedProjection(Projection):
@@ -218,13 +233,41 @@ class QuantizedProjection(Projection):
         return self.linear
 
 
+class EmbeddingProjection(Projection):
+    """A table of embeddings W (V, O) as a linear map of one-hot vectors, whose inputs are the ids of tokens (N, T).
+
+    Some architectures multiply the embeddings by a number.
+    """
+
+    is_embedding = True
+
+    def __init__(self, linear: nn.Module, *, number: int, path: str) -> None:
+        super().__init__(linear, number=number, path=path)
+        self._scale = input_scale(linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x[..., None])
+        return y if self._scale == 1 else y * y.new_tensor(self._scale)
+
+    def times(self, inputs: Tensor, matrix: Tensor) -> Tensor:
+        """Return the rows with the ids `inputs` (B, T, 1), of a matrix (V, ...) or one of each context (B, V, ...)."""
+        ids = inputs[..., 0]
+        if matrix.dim() == 2:
+            return F.embedding(ids, matrix)
+        return matrix[torch.arange(len(ids), device=ids.device)[:, None], ids]
+
+    def fold(self, shift: Shift, shared: bool = False) -> Shift:
+        """Return the shift itself: the change of the few rows that a pass reads takes less time than that of all."""
+        return shift
+
+
 class AdapterGroup(nn.Module):
     """The adapters of several linear maps, whose linear adapters compute their changes in one product c [P_1 ... P_n].
 
     PyTorch starts 300 operations for the 210 maps of SmolLM2-135M in a training step on a GPU instead of 1,700 (rank
     4). The group takes the values of the parameters of linear adapters, and the `others` themselves. All contexts share
-    a further change P Q of each map, with D inputs and O outputs (`shapes`), of rank S, a LoRA; it is zero before
-    training.
+    a further change P Q of each map, with D inputs and O outputs (`sizes`), of rank S, a LoRA; it is zero before
+    training, because Q is zero, or P if the map is a table of embeddings.
 
     Attributes:
         weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; or None.
@@ -233,7 +276,7 @@ class AdapterGroup(nn.Module):
     """
 
     def __init__(
-        self, adapters: Sequence[Sequence[Adapter]], shapes: Sequence[tuple[int, int]] = (), shared_rank: int = 0
+        self, adapters: Sequence[Sequence[Adapter]], sizes: Sequence[LayerSizes] = (), shared_rank: int = 0
     ) -> None:
         super().__init__()
         self.others, columns = nn.ModuleList(), []
@@ -251,34 +294,64 @@ class AdapterGroup(nn.Module):
                     self._adapters[-1].append(None)
         self._column_counts = [matrix.shape[1] for matrix in columns]
         self.weight = nn.Parameter(torch.cat(columns, dim=1)) if columns else None
-        shapes = shapes if shared_rank else ()
-        self.shared_left = nn.ParameterList(normal((inputs, shared_rank), inputs**-0.5) for inputs, _ in shapes)
-        self.shared_right = nn.ParameterList(torch.zeros(shared_rank, outputs) for _, outputs in shapes)
+        self._has_embeddings = any(map_.is_embedding for map_ in sizes)
+        self.shared_left, self.shared_right = nn.ParameterList(), nn.ParameterList()
+        for map_ in sizes if shared_rank else ():
+            left, right = (map_.inputs, shared_rank), (shared_rank, map_.outputs)
+            self.shared_left.append(torch.zeros(left) if map_.is_embedding else normal(left, map_.inputs**-0.5))
+            self.shared_right.append(normal(right, shared_rank**-0.5) if map_.is_embedding else torch.zeros(right))
 
-    def forward(self, vector: Tensor, dtype: torch.dtype) -> list[Shift]:
-        """Return the shift of each map in B contexts, with numbers of type `dtype`, from context vectors (B, K)."""
-        products: Sequence[Tensor] = ()  # (B, ...), of the context vectors and each parameter of the linear adapters
-        if self.weight is not None and vector.device.type == "cpu" and len(vector) > MAX_CONTEXTS:
-            parameters = torch.split(self.weight, self._column_counts, dim=1)
-            products = [(vector @ columns).to(dtype) for columns in parameters]
-        elif self.weight is not None:
-            products = torch.split((vector @ self.weight).to(dtype), self._column_counts, dim=1)
-        next_product, others = iter(products), iter(self.others)
-        shifts = []
-        shared = itertools.zip_longest(self._adapters, self.shared_left, self.shared_right)
-        for adapters_of_map, left, right in shared:
+    def forward(self, vector: Tensor, dtype: torch.dtype, is_mixed: bool = False) -> list[Shift]:
+        """Return the shift of each map in B contexts.
+
+        Args:
+            vector: Context vectors (B, K).
+            dtype: The number type of the shifts.
+            is_mixed: Whether the basis tensors of `Factor` are in `shared_left` and `shared_right`, and c in `mixing`.
+                Embeddings in several contexts always have this form, which needs no L (V, R) of each context.
+        """
+        is_mixed = is_mixed or (self._has_embeddings and len(vector) > 1)
+        is_joint = not is_mixed and (vector.device.type != "cpu" or len(vector) <= MAX_CONTEXTS)
+        columns: Iterator[Tensor] = iter(())  # of the context vectors and the parameters of the linear adapters
+        if self.weight is not None:
+            values = (vector @ self.weight).to(dtype) if is_joint else self.weight
+            columns = iter(torch.split(values, self._column_counts, dim=1))
+        others = iter(self.others)
+        shifts: list[Shift] = []
+        for adapters_of_map, left, right in itertools.zip_longest(self._adapters, self.shared_left, self.shared_right):
             parts: list[Shift] = []
+            lefts, rights = ([] if part is None else [part.to(dtype)] for part in (left, right))
+            mixing: Tensor | None = None
             for adapter in adapters_of_map:
                 if adapter is None:
                     parts.append(next(others)(vector).to(dtype))
-                else:
-                    cls, shapes = adapter
-                    parts.append(cls.shift(*(next(next_product).view(-1, *shape) for shape in shapes)))
+                    continue
+                cls, shapes = adapter
+                of_adapter = [next(columns) for _ in shapes]
+                if is_mixed and cls is Factor:
+                    bases = (part.view(-1, *shape).to(dtype) for part, shape in zip(of_adapter, shapes, strict=True))
+                    lefts.append(next(bases).transpose(0, 1).flatten(1))
+                    rights.append(next(bases).flatten(0, 1))
+                    mixing = _mixing(vector, shapes[0][1], 0 if left is None else left.shape[1]).to(dtype)
+                    continue
+                products = of_adapter if is_joint else [(vector @ part).to(dtype) for part in of_adapter]
+                parts.append(cls.shift(*(part.view(-1, *shape) for part, shape in zip(products, shapes, strict=True))))
             shift = Shift.sum(parts)
-            if left is not None:
-                shift = replace(shift, shared_left=left.to(dtype), shared_right=right.to(dtype))
+            if lefts:
+                shift = replace(shift, shared_left=_joined(lefts, 1), shared_right=_joined(rights, 0), mixing=mixing)
             shifts.append(shift)
         return shifts
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def _mixing(vector: Tensor, rank: int, shared_rank: int) -> Tensor:
+    """Return M (B, S + K R, S + K R) with which [P L_1 ... L_K] M [Q; R_1; ...; R_K] is P Q + L(c) R(c)."""
+    outer = torch.einsum("bi,bj,rs->birjs", vector, vector, vector.new_ones(rank).diag()).flatten(3).flatten(1, 2)
+    identity = torch.cat([vector.new_ones(shared_rank), vector.new_zeros(outer.shape[1])]).diag()
+    return F.pad(outer, (shared_rank, 0, shared_rank, 0)) + identity
 
 
 @dataclass(eq=False)
@@ -290,11 +363,11 @@ class MapGroup:
     projections: list[Projection]
     adapters: AdapterGroup
 
-    def condition(self, vector: Tensor) -> list[Shift]:
+    def condition(self, vector: Tensor, is_mixed: bool = False) -> list[Shift]:
         """Compute the change of each map in B contexts, in the number type of its weights and on their device."""
         dtypes = (map_.weight.dtype for map_ in self.projections if not map_.is_quantized)
         device = self.projections[0].weight.device
-        return cast(list[Shift], self.adapters(vector.to(device), next(dtypes, torch.float32)))
+        return cast(list[Shift], self.adapters(vector.to(device), next(dtypes, torch.float32), is_mixed))
 
 
 class AdaptedModules:
@@ -303,7 +376,7 @@ class AdaptedModules:
     Args:
         model: The model, in which a `Projection` will replace each adapted map.
         sizes: Size of the context with its constant, the adapters and the rank.
-        targets: The maps to adapt (`target_paths`); empty: all maps.
+        targets: The maps to adapt (`target_paths`), also input embeddings; empty: all linear maps.
         layers: The numbers of the layers to adapt; None: all layers.
         prefix: The name of `model` in a larger model, before the paths of the maps.
         excluded: Modules whose maps are not adapted.
@@ -325,7 +398,9 @@ class AdaptedModules:
         shared_rank: int = 0,
     ) -> None:
         not_adapted = {part for module in excluded for part in module.modules()}
-        maps = [row for row in linear_maps(model, prefix) if row[2] not in not_adapted]
+        embeddings = getattr(model, "get_input_embeddings", lambda: None)() if targets else None
+        all_maps = linear_maps(model, prefix, getattr(embeddings, "weight", None))
+        maps = [row for row in all_maps if row[2] not in not_adapted]
         if not maps:
             raise UserError(f"model: expected linear maps (nn.Linear or Conv1D), got none in {type(model).__name__}")
         self.projections: list[Projection] = []
@@ -334,20 +409,17 @@ class AdaptedModules:
         adapted = [row for row in maps if row[1] in paths]
         for parent, rows in itertools.groupby(adapted, key=lambda row: row[0]):
             projections = [
-                (QuantizedProjection if has_quantized_values(cast(Tensor, linear.weight)) else Projection)(
-                    linear, number=number, path=path
-                )
+                projection_class(linear)(linear, number=number, path=path)
                 for number, (_, path, linear) in enumerate(rows, len(self.projections))
             ]
-            shapes = [projection.shape() for projection in projections]
-            adapters = [
-                list(new_adapters(sizes.adapt, LayerSizes(sizes.context, inputs, outputs, sizes.rank)).values())
-                for inputs, outputs in shapes
+            layers_sizes = [
+                LayerSizes(sizes.context, *map_.shape(), sizes.rank, map_.is_embedding) for map_ in projections
             ]
+            adapters = [list(new_adapters(sizes.adapt, layer_sizes).values()) for layer_sizes in layers_sizes]
             for adapter in itertools.chain.from_iterable(adapters):
                 adapter.start_unadapted()
             # A model may be divided among several devices.
-            adapter_group = AdapterGroup(adapters, shapes, shared_rank).to(projections[0].weight.device)
+            adapter_group = AdapterGroup(adapters, layers_sizes, shared_rank).to(projections[0].weight.device)
             group = MapGroup(self, parent, projections, adapter_group)
             for projection in projections:
                 projection.group = group
@@ -370,9 +442,9 @@ class AdaptedModules:
             for name, values in group.adapters.named_parameters()
         }
 
-    def condition(self, vector: Tensor) -> tuple[Shift, ...]:
+    def condition(self, vector: Tensor, is_mixed: bool = False) -> tuple[Shift, ...]:
         """Return the shifts of all maps from context vectors with their constant (B, K + 1)."""
-        return tuple(shift for group in self._groups for shift in group.condition(vector))
+        return tuple(shift for group in self._groups for shift in group.condition(vector, is_mixed))
 
     def fold(self, shifts: Sequence[Shift]) -> tuple[Shift, ...]:
         """Return the shifts of one context multiplied into the weights, so that passes take as long as unadapted."""
@@ -386,10 +458,10 @@ class AdaptedModules:
         if shifts is not None and (path := next(quantized, None)):
             problem = "expected weights of floating-point numbers to merge, got quantized weights"
             raise UserError(f"{path}: {problem}; load the base without quantization")
-        folded = [UNCHANGED] * len(self.projections) if shifts is None else self.fold(shifts)
+        shifts = [UNCHANGED] * len(self.projections) if shifts is None else shifts
         for group in self._groups:
             for projection in group.projections:
-                setattr(group.parent, _name(projection.path), projection.plain_linear(folded[projection.number]))
+                setattr(group.parent, _name(projection.path), projection.plain_linear(shifts[projection.number]))
 
 
 def _name(path: str) -> str:
@@ -431,15 +503,30 @@ def has_quantized_values(weight: Tensor) -> bool:
     return weight.dtype not in FLOAT_TYPES or type(weight).__module__.startswith("torchao.")
 
 
+def projection_class(module: nn.Module) -> type[Projection]:
+    """Return the class that adapts a linear map or a table of embeddings."""
+    if isinstance(module, nn.Embedding):
+        return EmbeddingProjection
+    return QuantizedProjection if has_quantized_values(cast(Tensor, module.weight)) else Projection
+
+
+def input_scale(embeddings: Any) -> float:
+    """Return the factor on the embeddings of tokens, as in Gemma; 1.0 in other models."""
+    return float(getattr(embeddings, "scalar_embed_scale", getattr(embeddings, "embed_scale", 1.0)))
+
+
 def with_constant(vector: Tensor) -> Tensor:
     """Return context vectors (B, K) followed by the constant 1 (B, K + 1)."""
     return torch.cat([vector, vector.new_ones(len(vector), 1)], dim=1)
 
 
-def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, nn.Module]]:
+def linear_maps(
+    model: nn.Module, prefix: str = "", embeddings: Tensor | None = None
+) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yield the parent, the path and the module of each linear map: `nn.Linear` and GPT-2's `Conv1D`.
 
-    A subclass that computes something else, such as a router of experts, is left out, unless its weights are quantized.
+    Modules with the weight `embeddings` are maps too. A subclass that computes something else, such as a router of
+    experts, is left out, unless its weights are quantized.
 
     Raises:
         UserError: A map has quantized weights, and no method to compute with them.
@@ -449,9 +536,14 @@ def linear_maps(model: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module,
     functions = nn.Linear.forward, Conv1D.forward
     for parent_path, parent in list(model.named_modules(prefix=prefix)):
         for name, child in list(parent.named_children()):
+            path = f"{parent_path}.{name}" if parent_path else name
+            if isinstance(child, nn.Embedding) and child.weight is embeddings:
+                is_scaled = type(child).__name__.endswith("ScaledWordEmbedding")
+                if is_scaled or type(child).forward is nn.Embedding.forward:
+                    yield parent, path, child
             if not isinstance(child, (nn.Linear, Conv1D)):
                 continue
-            path, weight = f"{parent_path}.{name}" if parent_path else name, cast(nn.Parameter, child.weight)
+            weight = cast(nn.Parameter, child.weight)
             is_plain = type(child).forward in functions
             if is_plain and (weight.dtype not in FLOAT_TYPES or weight.dim() != 2):
                 problem = f"got quantized weights ({weight.dtype})"

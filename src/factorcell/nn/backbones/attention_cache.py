@@ -8,7 +8,8 @@ Shapes: N texts, S stored tokens, T new tokens, A attention heads of keys, d num
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class CacheState:
     # the tree that already stores the first tokens of the texts, if they come from a tree
     tree: "CacheTree | None" = None
     entries: Tensor | None = None  # the rows of the tree that store these tokens (N, S), padded on the left
+    caches: list[Any] = field(default_factory=list)  # that of `transformers` with these arrays, until it is taken
 
     @property
     def width(self) -> int:
@@ -58,6 +60,13 @@ class CacheState:
     def reserve(self, rows: int) -> "CacheTree":
         return CacheTree(rows, self.lengths.device)
 
+    def take_cache(self) -> Any:
+        """Return the cache of `transformers`, which grows in place, or None if another text or thread has taken it."""
+        try:
+            return self.caches.pop()
+        except IndexError:
+            return None
+
     def is_stored(self) -> Tensor | None:
         """Return which columns (N, S) hold a token; None if all of them do."""
         if bool((self.lengths == self.width).all()):
@@ -65,14 +74,15 @@ class CacheState:
         columns = torch.arange(self.width, device=self.lengths.device)
         return columns >= self.width - self.lengths[:, None]
 
-    def after(self, arrays: Sequence[Tensor], lengths: Tensor | None) -> "CacheState":
+    def after(self, cache: Any, lengths: Tensor | None) -> "CacheState":
         """Return the state after T more tokens of each text, of which the first `lengths` (N,), by default all, count.
 
-        The `arrays` are the keys, then the values (N, A, S + T, d) of the stored and the new tokens of each layer.
+        The layers of the `cache` have the keys and the values (N, A, S + T, d) of the stored and the new tokens.
         """
+        arrays = tuple(array for layer in cache.layers for array in (layer.keys, layer.values))
         new_count = arrays[0].shape[2] - self.width
         if lengths is None or bool((lengths == new_count).all()):
-            return replace(self, lengths=self.lengths + new_count, arrays=tuple(arrays))
+            return replace(self, lengths=self.lengths + new_count, arrays=arrays, caches=[cache])
         all_lengths = self.lengths + lengths
         new_width = int(all_lengths.max())
         # The tokens of a text are consecutive columns, which end at column S + lengths. Move them to the last columns.

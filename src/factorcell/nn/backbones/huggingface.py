@@ -19,7 +19,7 @@ from factorcell.errors import UserError, nearest_hint
 from factorcell.io import pretrained
 from factorcell.io.extras import missing_package_error
 from factorcell.io.pretrained import Source, find_source, first_line, quiet, read_config, transformers
-from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, with_constant
+from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, applied, input_scale, with_constant
 from factorcell.nn.backbones.attention_cache import CacheState
 from factorcell.nn.backbones.backbone import Backbone, BackboneSizes, Footprint, apply_dropout
 
@@ -170,7 +170,7 @@ class HuggingFaceBackbone(Backbone):
     def _read(
         self, inputs: Tensor, conditions: TransformerConditions, state: CacheState, lengths: Tensor | None
     ) -> tuple[Tensor, CacheState]:
-        from transformers import DynamicCache
+        from factorcell.nn.backbones.growing_cache import growing_cache
 
         count, steps, _ = inputs.shape
         positions = state.lengths[:, None] + torch.arange(steps, device=inputs.device)
@@ -188,8 +188,7 @@ class HuggingFaceBackbone(Backbone):
         mask = None
         if is_stored is not None:
             mask = torch.cat([is_stored, is_stored.new_ones(count, steps)], dim=1).long()
-        stored = list(zip(state.arrays[::2], state.arrays[1::2], strict=True))  # keys and values of each layer
-        cache = DynamicCache(stored or None)
+        cache = state.take_cache() or growing_cache(zip(state.arrays[::2], state.arrays[1::2], strict=True))
         with applied(Adaptation(self.maps, conditions.shifts)):
             outputs = self.base(
                 inputs_embeds=(inputs * self.input_scale).to(self.maps.projections[0].weight.dtype),
@@ -201,7 +200,7 @@ class HuggingFaceBackbone(Backbone):
         vectors = outputs.last_hidden_state.to(conditions.dtype)
         if conditions.offset is not None:
             vectors = vectors + conditions.offset[:, None]
-        return vectors, state.after([array for layer in cache.layers for array in (layer.keys, layer.values)], lengths)
+        return vectors, state.after(cache, lengths)
 
     def footprint(self) -> Footprint:
         """Estimate the stored values from the sizes of the projections and the keys and values of a token."""
@@ -311,11 +310,6 @@ def max_positions(config: Any) -> int | None:
     # With LongRoPE, one text above the original length changes the rotations of all texts of its batch.
     name = "original_max_position_embeddings" if rope.get("rope_type") == "longrope" else "max_position_embeddings"
     return int(rope.get(name) or getattr(config, name, None) or 0) or None
-
-
-def input_scale(embeddings: Any) -> float:
-    """Return the factor on the embeddings of tokens, as in Gemma; 1.0 in other models."""
-    return float(getattr(embeddings, "scalar_embed_scale", getattr(embeddings, "embed_scale", 1.0)))
 
 
 def check_computation(model: Any, where: str) -> None:
