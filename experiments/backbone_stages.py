@@ -122,9 +122,9 @@ class Plan:
         candidates = [name for name, method in self.methods.items() if method.is_candidate]
         first_seed, *other_seeds = stage.seeds
         if not stage.tries_rates:
-            methods = [*stage.methods, *self.best_methods(finished, stage.best)]
+            best = self.best_methods(finished, stage.best)
             for seed in stage.seeds:
-                yield from self._chosen(stage_name, methods, seed, finished)
+                yield from self._chosen(stage_name, [*stage.methods, *best], seed, finished)
             return
         for methods in (stage.methods[:2], candidates[:1], stage.methods[2:], candidates[1:]):
             for set_name, method in self._pairs(stage, methods):
