@@ -9,6 +9,7 @@ import pytest
 
 from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, INDICATORS, BlendWeights, Candidates, Floats
 from factorcell.completion.online import OPTIMIZERS, Learner, LearningRule
+from factorcell.errors import UserError
 from factorcell.nn.kernels import library
 from factorcell.runs.run import Run
 from tests.kernels import VARIANTS, compiled
@@ -145,5 +146,5 @@ def _first(candidates: Candidates, log_probs: Floats, threshold: float, k: int) 
 
 def test_an_installation_without_compiled_code_cannot_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "library", lambda: None)
-    with pytest.raises(library.UserError, match="install a C"):
+    with pytest.raises(UserError, match="install a C"):
         LearningRule().update(np.zeros(2, np.float32), np.zeros((1, 2), np.float32), np.zeros(2, np.float32), 1.0)

@@ -14,7 +14,7 @@ from factorcell.completion.online import Learner, LearningRule, User
 from factorcell.completion.popularity import Popularity
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.runs.run import Run
-from tests.small_runs import make_letters
+from tests.small_runs import as_any, make_letters
 
 WORDS = "bread butter baked beans banana boat how to bake a cake café crème brûlée straße new york newton".split()
 USERS = {"user": "city", "context": (), "min_user_count": 1}
@@ -38,8 +38,9 @@ def save_run(folder: Path, rule: LearningRule, **model: Any) -> Path:
     with torch.no_grad():
         for parameter, values in zip(run.model.parameters(), source.model.parameters(), strict=True):
             parameter.copy_(values.half().float())
-        run.model.head.bias[run.tokenizer.specials.end] += 2.0  # texts end soon, as in a trained model
-        run.model.head.bias.copy_(run.model.head.bias.half().float())
+        bias = as_any(run.model.head).bias
+        bias[run.tokenizer.specials.end] += 2.0  # texts end soon, as in a trained model
+        bias.copy_(bias.half().float())
     run.save_weights({})
     TextCounts.of([*texts, *texts[:20], *texts[:5]], min_count=1).save(folder / POPULARITY)
     save_settings(run, rule, BlendWeights(DEFAULT_WEIGHTS.values, threshold=0.02))
@@ -73,7 +74,7 @@ class Answers:
 
 def python_answers(run: Run, session: Session, k: int = 10) -> Answers:
     """Return the answers of Python."""
-    blend, learner, suggestions = Blend(run, Popularity.from_run(run)), Learner(run), []
+    blend, learner, suggestions = Blend(run, Popularity.from_run(run)), Learner(run), list[list[tuple[str, float]]]()
     user: User = learner.new()
     for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
         for prefix in prefixes or []:

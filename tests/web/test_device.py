@@ -36,7 +36,7 @@ def native_answers(run: Run, folder: Path, session: Session, variant: int) -> An
         is_longer = text not in ("", prefix) and text.startswith(prefix)
         return text if is_canonical and is_longer and is_public(text) else None
 
-    device, suggestions = NativeDevice(folder, accept, variant), []
+    device, suggestions = NativeDevice(folder, accept, variant), list[list[tuple[str, float]]]()
     for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
         for typed in prefixes or []:
             prefix = tokenizer.normalize(same_prefix(typed))
