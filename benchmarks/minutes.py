@@ -1,11 +1,12 @@
 """Measure whether `train --minutes` keeps its time, and what the time limit costs in perplexity.
 
-    python benchmarks/minutes.py DATA --out minutes.jsonl --minutes 2 10 --loops 0 1 3 --seeds 0 1 2
+    python benchmarks/minutes.py DATA RUNS --out minutes.jsonl --minutes 2 10 --loops 0 1 3 --seeds 0 1 2
 
-DATA is a folder of data sets, each a folder with train.parquet and dev.parquet. Each case is a process of its own: a
-training with `--minutes`, while busy loops occupy the processor, and a training of the same number of steps without
-limit on the same machine without them. Rows are appended to the file of `--out`, and a repeated command continues it;
-then the script prints the table. Run nothing else on the machine.
+DATA is a folder of data sets, each a folder with train.parquet and dev.parquet; RUNS is a folder for the trainings.
+First, each case is trained with `--minutes` in a process of its own, while busy loops occupy the processor: run nothing
+else on its cores (`taskset -c 0` chooses them). Then each case is trained again with the same number of steps and
+without limit, which is not timed. Rows are appended to the file of `--out`, and a repeated command continues; then the
+script prints the table.
 """
 
 import argparse
@@ -17,7 +18,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,33 +81,34 @@ def development_perplexity(folder: Path, data: Path) -> float:
     return math.exp(run.nats(run.prepare(data / "dev.parquet")).mean(dtype=np.float64))
 
 
-def measure(data: Path, minutes: float, loops: int, seed: int) -> Row:
-    """Train with `minutes` next to busy loops, and again with the same steps; return the figures of both."""
-    with tempfile.TemporaryDirectory() as temporary:
-        limited, repeated = Path(temporary) / "limited", Path(temporary) / "repeated"
-        with busy_loops(loops):
-            options = [*CASES[data.name], "--minutes", str(minutes), "--seed", str(seed)]
-            seconds = train(limited, data, options)
-        log = Run.open(limited).log()
-        evaluations = [row for row in log if row["split"] == "dev"]
-        losses = [row for row in log if row["split"] == "train"]
-        tokens = np.diff([0, *(row["tokens"] for row in losses)])
-        step_seconds = float((tokens / [row["tokens_per_second"] for row in losses]).sum())
-        shutil.copy(limited / "config.json", Path(temporary) / "config.json")
-        train(repeated, data, ["--config", str(Path(temporary) / "config.json")])
-        perplexities = [development_perplexity(folder, data) for folder in (limited, repeated)]
-        return {
-            "data": data.name,
-            "minutes": minutes,
-            "loops": loops,
-            "seed": seed,
-            "seconds": seconds,
-            "share": step_seconds / (60 * minutes),
-            "steps": log[-1]["step"],
-            "stopped_early": evaluations[-1]["step"] < evaluations[-1]["steps"],
-            "perplexity": perplexities[0],
-            "repeated": perplexities[1],
-        }
+def train_limited(folder: Path, data: Path, minutes: float, loops: int, seed: int) -> None:
+    """Train with `minutes` next to busy loops, and write the time of the command next to the run."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with busy_loops(loops):
+        options = [*CASES[data.name], "--minutes", str(minutes), "--seed", str(seed)]
+        seconds = train(folder / "limited", data, options)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    (folder / "time.json").write_text(json.dumps({"cores": cores, "seconds": seconds}))
+
+
+def repeat(folder: Path, data: Path) -> Row:
+    """Train a case again with the same steps and without limit; return the figures of both trainings."""
+    limited, repeated = folder / "limited", folder / "repeated"
+    log = Run.open(limited).log()
+    evaluations = [row for row in log if row["split"] == "dev"]
+    losses = [row for row in log if row["split"] == "train"]
+    tokens = np.diff([0, *(row["tokens"] for row in losses)])
+    shutil.copy(limited / "config.json", folder / "config.json")
+    shutil.rmtree(repeated, ignore_errors=True)
+    train(repeated, data, ["--config", str(folder / "config.json")])
+    return {
+        **json.loads((folder / "time.json").read_text()),
+        "step_seconds": float((tokens / [row["tokens_per_second"] for row in losses]).sum()),
+        "steps": log[-1]["step"],
+        "stopped_early": evaluations[-1]["step"] < evaluations[-1]["steps"],
+        "perplexity": development_perplexity(limited, data),
+        "repeated": development_perplexity(repeated, data),
+    }
 
 
 def table(rows: list[Row]) -> str:
@@ -117,7 +118,7 @@ def table(rows: list[Row]) -> str:
     for minutes, loops in sorted({(row["minutes"], row["loops"]) for row in rows}):
         cases = [row for row in rows if (row["minutes"], row["loops"]) == (minutes, loops)]
         late = [row["seconds"] - 60 * minutes for row in cases]
-        shares = [100 * row["share"] for row in cases if not row["stopped_early"]] or [math.nan]
+        shares = [100 * row["step_seconds"] / (60 * minutes) for row in cases if not row["stopped_early"]] or [math.nan]
         costs = [100 * (row["perplexity"] / row["repeated"] - 1) for row in cases]
         cells = [
             f"{np.median(values):+.1f} ({worst(values):+.1f})"
@@ -131,6 +132,7 @@ def main() -> None:
     """Measure the cases that are missing in the file, and print the table."""
     parser = argparse.ArgumentParser(description="Measure whether train --minutes keeps its time.")
     parser.add_argument("data", type=Path, help="folder of the data sets")
+    parser.add_argument("runs", type=Path, help="folder for the trainings")
     parser.add_argument("--out", type=Path, required=True, help="file of the rows")
     parser.add_argument("--sets", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--minutes", nargs="+", type=float, default=[2.0, 10.0])
@@ -138,16 +140,18 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
-    names = ("data", "minutes", "loops", "seed")
+    names = ("seed", "minutes", "loops", "data")
     finished = {tuple(row[name] for name in names) for row in rows}
-    for seed, minutes, loops, name in itertools.product(
-        arguments.seeds, arguments.minutes, arguments.loops, arguments.sets
-    ):
-        if (name, minutes, loops, seed) not in finished:
-            row = measure(arguments.data / name, minutes, loops, seed)
-            files.append_row(arguments.out, row)
-            rows.append(row)
-            sys.stderr.write(json.dumps(row) + "\n")
+    cases = itertools.product(arguments.seeds, arguments.minutes, arguments.loops, arguments.sets)
+    missing = {case: arguments.runs / "_".join(map(str, case)) for case in cases if case not in finished}
+    for (seed, minutes, loops, name), folder in missing.items():
+        if not (folder / "time.json").exists():
+            train_limited(folder, arguments.data / name, minutes, loops, seed)
+    for case, folder in missing.items():
+        row = dict(zip(names, case, strict=True)) | repeat(folder, arguments.data / case[-1])
+        files.append_row(arguments.out, row)
+        rows.append(row)
+        sys.stderr.write(json.dumps(row) + "\n")
     sys.stdout.write(table(rows) + "\n")
 
 

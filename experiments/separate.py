@@ -87,9 +87,10 @@ def separate(
     user, options = Config.from_dict(specified).data.user, _unadapted_options(specified, by)
     base_config = Config.from_dict(options)
     corpus, dev_corpus = read_corpora(source, dev, base_config)
-    values = corpus.schema.variable(by).values
-    if len(values) == 1:
-        minimum = base_config.data.min_context_count
+    variable = corpus.schema.variable(by)
+    values = variable.values
+    if variable.is_all_rare:
+        minimum = variable.min_count
         raise UserError(f"{by}: no value has at least {minimum} texts; lower the minimum (--min-context-count)")
     runs = list[Run]()
     for index, value in enumerate(values):

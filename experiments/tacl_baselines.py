@@ -274,7 +274,8 @@ def measure_if_frequent(
 ) -> Measurement:
     """Measure a baseline of values; empty if fewer than two are frequent enough, as in a trial."""
     values = Counter(corpora.read(labelled_table(tables, "train"))[target_column(target)].drop_null().to_pylist())
-    frequent = sum(texts >= config.data.min_context_count for texts in values.values())
+    minimum = config.data.min_value_count(values.total())
+    frequent = sum(texts >= minimum for texts in values.values())
     return measure(config, tables, folder, target) if frequent > 1 else Measurement({})
 
 

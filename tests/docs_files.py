@@ -104,6 +104,7 @@ def write_tables(folder: Path) -> None:
     rows = [row(number) for number in range(ROWS)]
     table, part = pa.Table.from_pylist(rows), pa.Table.from_pylist(rows[:60])
     csv.write_csv(table.drop_columns(["text"]), folder / "reviews.csv")
+    csv.write_csv(table, folder / "queries.csv")
     for name in ("dev", "test", "new", "boston", "boston-dev", "places"):
         csv.write_csv(part, folder / f"{name}.csv")
     for name in ("queries", "train"):

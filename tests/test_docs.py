@@ -44,7 +44,7 @@ OTHER_OPTIONS |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}
 OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
 OTHER_OPTIONS |= {"--data", "--results", "--docs"}  # of the scripts under experiments/ and benchmarks/
 OTHER_OPTIONS |= {"--exclude", "--local-dir"}  # of hf
-OTHER_OPTIONS |= {"--rm", "--detach", "--wait", "--profile"}  # of docker compose
+OTHER_OPTIONS |= {"--rm", "--detach", "--wait", "--entrypoint"}  # of docker compose
 OTHER_OPTIONS |= {
     "--lora-init-without-apply",
     "--enable-lora",

@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-RATE = 30  # requests of a user per second
 service = httpx.AsyncClient(base_url=os.environ["SERVICE"], headers={"Authorization": f"Bearer {os.environ['KEY']}"})
 counts = Counter[tuple[str, int]]()  # of requests, by user and second
 
@@ -38,13 +37,14 @@ async def post(request: Request) -> Response:
     if len(counts) > 100_000:
         counts.clear()
     counts[key] += 1
-    if counts[key] > RATE:
+    if counts[key] > 30:  # requests of a user per second
         return JSONResponse({"title": "too many requests"}, 429, {"Retry-After": "1"})
     answer = await service.post(path, json=content)
     return Response(answer.content, answer.status_code, media_type=answer.headers["Content-Type"])
 
 
 posts = [Route(path, post, methods=["POST"]) for path in ("/session", "/v1/complete", "/v1/accept")]
-pages = Mount("/", StaticFiles(directory="pages", packages=[("factorcell.service", "page")], html=True))
-app = Starlette(routes=[*posts, pages], lifespan=lifespan)
+pages = Mount("/", StaticFiles(directory="pages", html=True))
+on_failure = {httpx.HTTPError: lambda *_: JSONResponse({"title": "the service does not answer"}, 503)}
+app = Starlette(routes=[*posts, pages], exception_handlers=on_failure, lifespan=lifespan)
 app.add_middleware(SessionMiddleware, secret_key=os.environ["SECRET"])  # with HTTPS, add https_only=True

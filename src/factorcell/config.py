@@ -392,10 +392,9 @@ class DataConfig:
         200, "cut texts after this many tokens; of a prompt, half as many are read, but at least 100", 1, MAX_SIZE
     )
     min_context_count: int = option(
-        50,
-        "treat category values with fewer training texts as one unknown value; in columns of kind text, a word must "
-        "occur this often, or 5 times if that is less",
-        1,
+        0,
+        "treat category values with fewer training texts as one unknown value; 0: a 600th of the texts, from 5 to 50; "
+        "in columns of kind text, a word must occur this often, or 5 times if that is less",
     )
     min_user_count: int = option(
         15, "treat users with fewer training texts as one unknown user, from which new users start", 1
@@ -428,7 +427,11 @@ class DataConfig:
     @property
     def min_word_count(self) -> int:
         """The number of times that a word in a column of kind text must occur."""
-        return min(MAX_MIN_WORD_COUNT, self.min_context_count)
+        return min(MAX_MIN_WORD_COUNT, self.min_context_count or MAX_MIN_WORD_COUNT)
+
+    def min_value_count(self, texts: int) -> int:
+        """Return the smallest count of a frequent category value: by default a 600th of the texts, from 5 to 50."""
+        return self.min_context_count or min(50, max(5, texts // 600))
 
 
 @dataclass(frozen=True)

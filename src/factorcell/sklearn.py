@@ -163,7 +163,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         context = options.get("context", [name for name in columns if name not in read_columns])
         seed = self.random_state
         return {
-            "min_context_count": min(DataConfig().min_context_count, smallest_count),
+            "min_context_count": min(DataConfig().min_value_count(len(columns[self.text])), smallest_count),
             **options,
             "text": self.text,
             "context": [Category(CLASS), *context],

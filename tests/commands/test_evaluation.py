@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from factorcell.commands.cli.main import main
+from factorcell.commands.evaluation import MAX_SHOWN
 from factorcell.config import FORMAT
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
@@ -46,6 +47,18 @@ def test_evaluate_names_the_two_gains(folder: Path, capsys: pytest.CaptureFixtur
     assert "gain" not in capsys.readouterr().out
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
     assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
+
+
+def test_evaluate_prints_the_first_values_of_a_column(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{**row, "id": f"id {index}"} for index, row in enumerate(ROWS[:1] * 25)]
+    files.write_rows(folder / "ids.jsonl", rows)
+    command = ["evaluate", str(folder / "cell"), str(folder / "ids.jsonl"), "--by", "id"]
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert output.count("id id ") == MAX_SHOWN
+    assert f"id: {MAX_SHOWN} of 25 values; --json prints all" in output
+    assert main([*command, "--json"]) == 0
+    assert capsys.readouterr().out.count('"id ') == 25
 
 
 def test_commands_that_read_write_nothing_without_save(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,10 +192,7 @@ NEW: list[list[dict[str, object]]] = [
 ]
 
 
-UNCALIBRATED = (
-    "the probabilities are usually too high, after a short training too low; --calibrate DEV fits them to a table "
-    "with values\n"
-)
+UNCALIBRATED = "the probabilities are not calibrated; --calibrate DEV fits them to texts with values\n"
 
 
 @pytest.mark.parametrize("rows", NEW)

@@ -302,6 +302,18 @@ def test_key_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "already" in run_command(words, capsys, 2)[1]
 
 
+def test_key_is_revoked_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.toml"
+    for name in ("old", "new"):
+        run_command(["users", "key", name, "--keys", str(file), "--scope", "complete"], capsys)
+    revoke = ["users", "key", "old", "--keys", str(file), "--revoke"]
+    assert "the key old is removed" in run_command(revoke, capsys)[1]
+    assert [entry.name for entry in keys.read_keys(file)] == ["new"]
+    assert file.stat().st_mode & 0o077 == 0
+    assert "unknown key 'old'" in run_command(revoke, capsys, 2)[1]
+    assert "--revoke" in run_command(["users", "key", "third", "--keys", str(file)], capsys, 2)[1]
+
+
 @pytest.mark.parametrize("store", ["users.db", "mysql://x", "sqlite:///"])
 def test_invalid_store_urls_are_errors(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "sqlite:///FILE" in run_command(["users", "list", "--store", store], capsys, 2)[1]

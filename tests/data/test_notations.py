@@ -83,6 +83,7 @@ TIMES: list[tuple[Any, ...]] = [  # a text without notation, with day-first and 
     ("1/31/2026", None, None, date(2026, 1, 31)),
     ("01/02/2026", None, date(2026, 2, 1), date(2026, 1, 2)),
     ("05.05.2026", *[date(2026, 5, 5)] * 3),
+    ("05.06.2026 7:30", *[datetime(2026, 6, 5, 7, 30)] * 2, datetime(2026, 5, 6, 7, 30)),
     ("2026/1/31", *[date(2026, 1, 31)] * 3),
     ("Sep 25, 2021", *[date(2021, 9, 25)] * 3),
     ("25 sept. 1969", *[date(1969, 9, 25)] * 3),
@@ -153,7 +154,8 @@ GUESSES: list[tuple[list[Any], str, str]] = [  # values, the kind, and a part of
     ),
     (["01067", "80331", "99999"] * 9, "category", "begins with 0"),
     (["0", "5", "10"] * 9, "category", ""),
-    ([f"{day:%d.%m.%Y}" for day in DAYS], "category", "looks like a date; set x:weekday=day-first"),
+    ([f"{day:%d.%m.%Y}" for day in DAYS], "category", "looks like a date; set x:weekday (yearday"),
+    ([f"{day:%d/%m/%Y}" for day in DAYS], "category", "looks like a date; set x:weekday=day-first"),
     ([f"{day:%m/%d/%Y}" for day in DAYS], "category", "set x:weekday=month-first"),
     (
         [f"{day:%d/%m/%Y}" for day in DAYS[:12]],
@@ -259,13 +261,14 @@ def test_identifiers_with_leading_zeros_are_different_categories() -> None:
 
 
 def test_a_list_of_texts_is_a_bag_of_words() -> None:
-    rows = table_of([["Dramas", "Comedies"], ("Dramas",), np.array(["Kids Comedies"], object), "Dramas, Kids", None])
+    lists = [["Dramas", "Comedies"], ("Dramas",), np.array(["Kids Comedies"], object), "Dramas, Kids", None, []]
+    rows = table_of(lists)
     config = Config.of(context=("x:text",), min_count=1, min_context_count=1)
     corpus = prepare(rows, config)
     words, offsets = corpus.words[0]
     bags = [{corpus.schema.texts[0].values[word] for word in words[begin:end]} for begin, end in pairwise(offsets)]
-    assert bags == [{"dramas", "comedies"}, {"dramas"}, {"kids", "comedies"}, {"dramas", "kids"}, set()]
-    for value in ([1], ["a", 1], []):
+    assert bags == [{"dramas", "comedies"}, {"dramas"}, {"kids", "comedies"}, {"dramas", "kids"}, set(), set()]
+    for value in ([1], ["a", 1]):
         with pytest.raises(UserError, match=r"row 1: x is .*, not a text or a list of texts"):
             prepare(table_of([value]), config)
     with pytest.raises(UserError, match=r"x is a list, not the name of a category \(use x:text\)"):
@@ -276,7 +279,8 @@ def test_a_value_called_unknown_is_reported_and_not_counted_as_rare() -> None:
     rows = table_of(["<unknown>", "Oslo", "Nice"] * 10 + ["Riga"], "city")
     corpus = prepare(rows, Config.of(context=("city",), min_count=1, min_context_count=2))
     (variable,) = corpus.schema.variables
-    assert (variable.details, variable.rare_count, variable.unknown_count) == ("2 values, 1 rare", 1, 10)
+    assert variable.details == "2 values, 1 rare (fewer than 2 texts)"
+    assert (variable.rare_count, variable.unknown_count) == (1, 10)
     assert variable.counts == (11, 10, 10)
     (text,) = (finding.text for finding in training_table_findings(corpus, corpus) if finding.name == "reserved names")
     assert text.startswith("city is '<unknown>' in 10 texts, read as a rare value; rename")

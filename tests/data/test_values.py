@@ -170,6 +170,15 @@ def test_rare_values_are_grouped(values: list[str | None], min_count: int) -> No
     assert reader.encode(variable).tolist() == expected
 
 
+@pytest.mark.parametrize(("texts", "count"), [(1, 5), (3599, 5), (3600, 6), (6000, 10), (30_000, 50), (10**6, 50)])
+def test_the_minimum_count_of_a_value_grows_with_the_table(texts: int, count: int) -> None:
+    assert Config().data.min_value_count(texts) == count
+    assert Config.of(min_context_count=7).data.min_value_count(texts) == 7
+    if texts < 10**4:
+        values = ["a"] * count + ["b"] * (count - 1) + [None] * (texts - 2 * count + 1)
+        assert read(values, ":category").build_variable(Config().data).values[1:] == ("a",)
+
+
 def test_a_numeric_variable_has_the_moments_and_range_of_its_numbers() -> None:
     reader = read(["1", 2, 6.0], ":number")
     variable = reader.build_variable(Config.of(min_context_count=1).data)

@@ -15,6 +15,8 @@ from factorcell.evaluation import classification
 from factorcell.evaluation.bayes_rule import apply_bayes_rule, auc, log_odds
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.likelihoods import log_likelihoods
+from factorcell.ngram.mixture import NGRAM, VALUE, CountModels, Mixture, count_by_value
+from factorcell.ngram.ngram import NGram, count_ngrams
 from factorcell.runs.run import Run
 from tests.small_runs import CONTEXT, ROWS, make_run, nats_of
 
@@ -36,6 +38,22 @@ def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
     for column, city in enumerate(("Oslo", "Nice")):
         nats = run.score([{**row, "city": city} for row in ROWS]).tolist()
         np.testing.assert_allclose(-likelihoods[:, column], nats, rtol=1e-5)
+
+
+def test_counts_by_another_column_do_not_hide_what_the_model_finds(run: Run) -> None:
+    corpus, [city] = run.prepare(ROWS), [variable for variable in run.schema.categories if variable.name == "city"]
+    candidates: dict[str, list[dict[str, str]]] = {"stars": [{"stars": "5"}, {"stars": "1"}]}
+    candidates["city"] = [{"city": "Oslo"}, {"city": "Nice"}]
+    neural = {name: log_likelihoods(run, corpus, rows) for name, rows in candidates.items()}
+    ngram = NGram(run.folder, run.config, run.tokenizer, count_ngrams(corpus, 2))
+    orders = count_by_value(ngram, corpus, run.schema.categories.index(city), 2)
+    run.mixture = Mixture(run.model, run.schema, CountModels(ngram, city, orders, (NGRAM, VALUE)))
+    assert np.array_equal(log_likelihoods(run, corpus, candidates["stars"]), neural["stars"])
+    mixed = log_likelihoods(run, corpus, candidates["city"])
+    assert not np.allclose(mixed, neural["city"])
+    for column, candidate in enumerate(candidates["city"]):
+        nats = run.score([{**row, **candidate} for row in ROWS])
+        np.testing.assert_allclose(-mixed[:, column], nats, rtol=1e-5)
 
 
 def test_classification_is_bayes_rule(run: Run) -> None:

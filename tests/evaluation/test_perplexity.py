@@ -113,6 +113,8 @@ def bounds(group: str) -> tuple[float, float]:
 
 def test_categories_keep_their_names() -> None:
     assert column_groups([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", MISSING_GROUP]
+    with pytest.raises(UserError, match=r"^tags: expected a single value, got \['a', 'b'\]"):
+        column_groups([{"tags": ["a", "b"]}, {"tags": ["c"]}], "tags")
     prices = [{"a": f"{price},5"} for price in range(100)]
     assert column_groups(prices, "a", "comma") == column_groups([{"a": price + 0.5} for price in range(100)], "a")
     assert len({*column_groups(prices, "a")}) == 100

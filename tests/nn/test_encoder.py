@@ -69,7 +69,7 @@ def test_unknown_values_start_at_zero() -> None:
 
 
 def test_variables_are_described() -> None:
-    assert CITY.describe() == "city (2 values, 2 rare)"
+    assert CITY.describe() == "city (2 values, 2 rare (fewer than 50 texts))"
     assert STARS.describe() == "stars (1 values)"
     assert LAT.describe() == "lat (number from 0 to 20, mean 10)"
     with pytest.raises(UserError, match="unknown context variable 'town'; choose from city, lat, stars, year"):

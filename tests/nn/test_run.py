@@ -11,6 +11,7 @@ from factorcell.data.tokenizers.tokenizer import END, START
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
+from tests.findings import collected_findings
 from tests.small_runs import ROWS, make_letters, make_run
 
 
@@ -54,6 +55,15 @@ def test_no_rows_have_no_scores_and_repr_describes_the_run(tmp_path: Path) -> No
     count = run.model.parameter_count()
     assert repr(run) == f"Run('{tmp_path}/run': word, city, stars, lat, lon, {count:,} parameters)"
     assert "no context" in repr(make_run(tmp_path / "plain", context=()))
+
+
+def test_scores_of_unknown_words_are_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    known, unknown = ROWS[0]["text"], "qqqq xxxx"
+    for texts, names in (([known], []), ([known, unknown], ["unknown words"])):
+        with collected_findings() as findings:
+            run.score(texts)
+        assert [finding.name for finding in findings if "out of vocabulary in 1 of 2" in finding.text] == names
 
 
 def test_targets_are_all_tokens_except_the_start(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ RUN_OPTIONS = os.environ.get("FACTORCELL_TEST_RUN", "").split()
 CONTAINERFILE = (ROOT / "Containerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICE = COMPOSE["services"]["service"]
-COMMAND = json.loads(re.findall(r"^CMD (.*)$", CONTAINERFILE, re.MULTILINE)[0])
+COMMAND = SERVICE["command"]
 
 
 def expand(value: str) -> str:
@@ -90,7 +90,7 @@ class Folder:
         self.models, self.data, self.root = folder / "models", folder / "data", folder / "root"
         source = self.root / "src"
         shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-        for name in re.findall(r"^!([\w.]+\.\w+|LICENSE)$", (ROOT / ".containerignore").read_text(), re.MULTILINE):
+        for name in re.findall(r"^!([\w.]+\.\w+|LICENSE)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE):
             shutil.copy(ROOT / name, source / name)
         environment = {"TORCH_INDEX": "", **os.environ, "PATH": f"{self.root}/opt/factorcell/bin:{os.environ['PATH']}"}
         build = CONTAINERFILE.split("\nFROM ")[1]

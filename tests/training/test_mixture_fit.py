@@ -15,6 +15,7 @@ from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
 from factorcell.ngram import mixture
 from factorcell.runs.run import Run, training_facts
+from factorcell.runs.summary import result_facts
 from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.mixture import MAX_DEV_TARGETS, fit_mixture
 from factorcell.training.rules import plan
@@ -66,6 +67,7 @@ def test_a_training_without_the_option_only_reports_the_mixture(tmp_path: Path) 
     assert not (tmp_path / "run" / mixture.FILE).exists()
     assert not training_facts(run.folder)["ngram"]["is_saved"]
     assert "undertrained" in [finding.name for finding in run_findings(run)]
+    assert dict(result_facts(run))["n-grams"].endswith("(not used; option --ngram-mixture)")
 
 
 def test_a_training_without_the_comparison_counts_nothing(tmp_path: Path) -> None:

@@ -188,6 +188,14 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert "chosen" not in training_facts(train_run(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
+def test_the_minimum_count_of_the_table_is_kept_in_the_config(tmp_path: Path) -> None:
+    config = Config.of(**flat(OPTIONS), epochs=1.0, batch_tokens=20).with_options(min_context_count=0)
+    run = train_run(ROWS, ROWS, config, tmp_path / "run")
+    assert run.config.data.min_context_count == config.data.min_value_count(len(ROWS)) == 5
+    assert [variable.min_count for variable in run.schema.categories] == [5]
+    assert train_run(ROWS, ROWS, config, tmp_path / "run", resume=True).config == run.config
+
+
 def test_a_resumed_training_keeps_the_chosen_options(tmp_path: Path) -> None:
     run = train_run(ROWS, ROWS, OPTIONS, tmp_path / "run", preset="quick")
     assert resumed_config(OPTIONS, run.config) == run.config

@@ -11,7 +11,7 @@ from factorcell.runs.summary import column_facts, format_cell
 
 
 def test_each_column_has_a_line_with_its_kind_values_and_missing_values() -> None:
-    cities = ["Oslo"] * 4 + ["Nice"] * 3 + ["Riga", "Rome", ""]
+    cities = ["Oslo"] * 4 + ["Llanfairpwllgwyngyllgogerychwyrndrobwll"] * 3 + ["Riga", "Rome", ""]
     rows = [
         {
             "text": "a b",
@@ -31,7 +31,7 @@ def test_each_column_has_a_line_with_its_kind_values_and_missing_values() -> Non
     facts = list(column_facts(prepare(rows, config), "who"))
     assert [label for label, _ in facts] == ["columns", *[""] * 8]
     assert [text for _, text in facts] == [
-        "city: category such as Oslo, Nice; 2 values, 2 rare; 1 missing",
+        "city: category such as Oslo, Llanfairpwllgwyngyl…; 2 values, 2 rare (fewer than 2 texts); 1 missing",
         "price: number such as 1100.5, 1200.5, 1300.5; from 1100 to 1900, mean 1500; 1 missing",
         "when.hour: hour such as 9:00, 9:01, 9:02; period 24, mean 9.075",
         "when.weekday: weekday such as Mon, Tue, Wed; period 7, mean 1",

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
     from factorcell.nn.scoring import Scorer
     from factorcell.runs.run import Run
 
-UNCALIBRATED = (
-    "the probabilities are usually too high, after a short training too low; --calibrate DEV fits them to a table with "
-    "values"
-)
-MAX_SHOWN_PREDICTIONS = 20  # maximum number of texts whose predictions are printed if --out is not specified
-MAX_SHOWN_VALUES = 20  # maximum number of column values whose word error rates are printed
+MAX_SHOWN = 20  # maximum number of predictions, or of figures of the values of a column, that are printed
 
 Row = dict[str, Any]
 
@@ -89,7 +84,8 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
     )
 
     name, gain = (str(baseline.folder), BASELINE_GAIN) if baseline else (None, UNKNOWN_CONTEXT_GAIN)
-    value_rows = [(f"{column} {value['value']}", value) for column, rows in result.by.items() for value in rows]
+    shown = {column: rows[:MAX_SHOWN] for column, rows in result.by.items()}
+    value_rows = [(f"{column} {value['value']}", value) for column, rows in shown.items() for value in rows]
     shown_rows = [
         {
             "": label,
@@ -102,6 +98,9 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
         for label, figures in [("all texts", {**row, "count": row["texts"]}), *value_rows]
     ]
     terminal.show_table(shown_rows, list(shown_rows[0]))
+    for column, rows in result.by.items():
+        if len(rows) > MAX_SHOWN:
+            terminal.show(f"{column}: {MAX_SHOWN} of {len(rows):,} values; --json prints all")
     if row["unknown_targets"]:
         terminal.show(f"out of vocabulary: {row['unknown_share']:.1%} of {row['targets']:,} {row['unit']}s")
     if row.get("bits_per_byte_texts", row["texts"]) < row["texts"]:
@@ -190,7 +189,7 @@ def _report_classification(run: "Run", result: "Classification", arguments: argp
         task = f"{counted_texts} classified ({result.name}){output}"
         terminal.notify(f"{task}; accuracy not computed: no text has a candidate value")
         if arguments.target and not arguments.calibrate:
-            terminal.notify(UNCALIBRATED)
+            terminal.notify("the probabilities are not calibrated; --calibrate DEV fits them to texts with values")
 
 
 def show_classification(result: "Classification", metrics: Row, verbose: bool) -> None:
@@ -206,7 +205,7 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
         [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
         ("classifier", "accuracy", "gain of the first"),
     )
-    left_out = f", {metrics['left_out']:,} without a candidate value left out" if metrics["left_out"] else ""
+    left_out = f"; {metrics['left_out']:,} with another value or none are left out" if metrics["left_out"] else ""
     terminal.show(f"{metrics['texts']:,} texts{left_out}")
     if weights := metrics.get("combination_weights"):
         terminal.show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))
@@ -220,11 +219,11 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
 def _show_predictions(rows: Sequence[Row]) -> None:
     shown_rows = [
         {**row, "row": f"{row['row']}", "probability": f"{max(row['probabilities'].values()):.4f}"}
-        for row in rows[:MAX_SHOWN_PREDICTIONS]
+        for row in rows[:MAX_SHOWN]
     ]
     terminal.show_table(shown_rows, ("row", "predicted", "probability"))
-    if len(rows) > MAX_SHOWN_PREDICTIONS:
-        terminal.notify(f"only the first {MAX_SHOWN_PREDICTIONS} texts are shown; --out FILE writes all")
+    if len(rows) > MAX_SHOWN:
+        terminal.notify(f"only the first {MAX_SHOWN} texts are shown; --out FILE writes all")
 
 
 def add_score_arguments(parser: Parser) -> None:
@@ -328,13 +327,13 @@ def run_advise(arguments: argparse.Namespace) -> None:
     rows = [_advice_cells(row) for row in result.columns]
     terminal.show_table(rows, list(rows[0]))
     terminal.show(*(f"{row['column']}: {row['advice']}: {row['why']}" for row in result.columns))
-    if command := train_command(arguments.table, config, result.columns):
+    if command := train_command(arguments.table, config, result.columns, options.option_values(arguments)):
         terminal.show(f"to train with this advice: {command}")
     return terminal.notify("these are estimates on random held-out rows; with few texts, a trained model can also lose")
 
 
-def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
-    """Return the command that trains with all columns that are not left out; empty if all are."""
+def train_command(table: Path, config: Config, rows: Sequence[Row], specified: Mapping[str, Any]) -> str:
+    """Return the command that trains with the `specified` options and all columns that are not left out, if any."""
     from factorcell.data.columns.declarations import parse_column
 
     used = {row["column"] for row in rows if row["advice"] != "leave out"}
@@ -346,9 +345,12 @@ def train_command(table: Path, config: Config, rows: Sequence[Row]) -> str:
         if used & {column, f"{column}.{kind}"}:
             option = "--user" if column == config.data.user else "--context"
             flags[f"{option} {shlex.quote(text if option == '--context' else column)}"] = None
-    return " ".join(
-        ["factorcell train", shlex.quote(str(table)), "--text", shlex.quote(config.data.text), *flags, "--out RUN"]
-    )
+    for name, value in specified.items():
+        if name not in ("context", "user") and value is not None:
+            option = name.replace("_", "-")
+            switch = f"--{option}" if value else f"--no-{option}"
+            flags[switch if isinstance(value, bool) else f"--{option} {shlex.quote(str(value))}"] = None
+    return " ".join(["factorcell train", shlex.quote(str(table)), *flags, "--out RUN"])
 
 
 def _advice_cells(row: Row) -> dict[str, str | None]:
@@ -410,7 +412,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         return
     terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.items()))
     if summary:
-        _show_rates(summary[: 1 + MAX_SHOWN_VALUES])  # the first row is about all utterances
+        _show_rates(summary[: 1 + MAX_SHOWN])  # the first row is about all utterances
     else:
         shown_rows = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
         terminal.show_table(shown_rows, ("utterance", "place", "text"))

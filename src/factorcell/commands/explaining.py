@@ -324,8 +324,8 @@ def _show_words(rows: Sequence[Row]) -> None:
         {
             "token": visible_token(row["token"]),
             "nats": f"{row['nats']:+.2f}",
-            "occurrences": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
+            "occurrences, first : second": f"{row['count']:,} : {row['count_against']:,}" if "count" in row else None,
         }
         for row in rows
     ]
-    terminal.show_table(lines, ("token", "nats", "occurrences"))
+    terminal.show_table(lines, ("token", "nats", "occurrences, first : second"))

@@ -298,16 +298,22 @@ def add_users_key_arguments(parser: Parser) -> None:
     help_text = "file of keys, created if missing; it contains hashes of the keys only"
     parser.add("--keys", type=Path, required=True, help=help_text)
     help_text = "operations that the key allows (repeatable)"
-    parser.add("--scope", repeatable=True, required=True, choices=KEY_SCOPES, help=help_text)
+    parser.add("--scope", repeatable=True, choices=KEY_SCOPES, help=help_text)
     parser.add("--rate", metavar="N", help="maximum requests per second (default: no limit)")
+    parser.add("--revoke", action="store_true", help="remove the key NAME from the file, which ends its validity")
 
 
 def run_users_key(arguments: argparse.Namespace) -> None:
     from factorcell.service.http import keys
 
+    if arguments.revoke:
+        keys.remove_key(arguments.keys, arguments.name)
+        return terminal.notify(f"{arguments.keys}: the key {arguments.name} is removed")
+    if not arguments.scope:
+        raise UserError(f"--scope: expected one or more of {', '.join(KEY_SCOPES)}; or --revoke, to remove a key")
     key = keys.add_key(arguments.keys, arguments.name, arguments.scope, arguments.rate)
     terminal.notify(f"{arguments.keys} stores the hash of this key; the key itself is not stored:")
-    terminal.show(key)
+    return terminal.show(key)
 
 
 @contextmanager

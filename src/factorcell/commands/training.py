@@ -34,7 +34,7 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 def add_compare_arguments(parser: Parser) -> None:
     parser.add_all(*TRAINING)
-    parser.add("--test", type=Path, help="table to report results on (default: the development table)")
+    parser.add("--test", type=Path, help="table to report results on (default: that of --dev)")
     parser.add("--out", required=True, type=Path, metavar="FOLDER", help="folder for the run folders")
     parser.add("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="models to compare")
     parser.add("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")

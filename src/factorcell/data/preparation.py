@@ -173,7 +173,7 @@ def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns:
             chunk_texts = chunk[text_column]
             for row, text in enumerate(chunk_texts, columns.row_count + 1):
                 if not isinstance(text, str):
-                    raise UserError(f"{table.place(row)}: {text_column} is {text!r}, not a text")
+                    raise UserError(f"{table.place(row)}: {text_column} is {text!r}, not a text; remove such rows")
             columns.add(chunk, len(chunk_texts))
             texts.add(chunk_texts)
             bar.update(len(chunk_texts) if table.file is None else table.file.bytes_read - bar.n)

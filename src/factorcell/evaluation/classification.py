@@ -299,7 +299,7 @@ def category_variable(schema: ContextSchema, target: str) -> Variable:
     if variable.kind == "category":
         return variable
     column = variable.source_column
-    remedy = f"to predict its values, train with --context {column}:category"
+    remedy = f"to predict its values (no lists), train with --context {column}:category"
     if variable in schema.numbers:
         remedy += "; to choose the nearest of named points, such as cities, use --points TABLE"
     raise UserError(f"{target}: expected a category, got a variable of kind {variable.kind}; {remedy}")

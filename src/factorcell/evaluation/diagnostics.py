@@ -93,7 +93,7 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str]) -> Iterato
             if column in columns and _is_insignificant(row):
                 effect = f"{format_difference(row, UNKNOWN_CONTEXT_GAIN)}, {row['texts']:,} development texts"
                 problem = f"{column} alone does not significantly lower its perplexity ({effect})"
-                yield Finding("column without effect", f"{run.folder}: {problem}; specify other columns too")
+                yield Finding("column without effect", f"{run.folder}: {problem}; add other columns, or train longer")
 
 
 def _is_insignificant(row: Row) -> bool:
@@ -141,9 +141,9 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
             yield Finding("reserved names", f"{problem}; rename this value, or leave these cells empty")
         has_one_value = len(variable.values) == 2 and not (variable.rare_count or variable.unknown_count)
         if has_one_value or variable.is_all_rare:
-            problem = "all texts have the same value" if has_one_value else "all values are rare"
-            remedy = "" if has_one_value else f" (fewer than {variable.min_count} texts; --min-context-count)"
-            yield Finding("uninformative column", f"{variable.name}: {problem}{remedy}, so that the column is useless")
+            rare = f"no value has {variable.min_count} texts (--min-context-count; for users, --min-user-count)"
+            problem = "all texts have the same value" if has_one_value else rare
+            yield Finding("uninformative column", f"{variable.name}: {problem}, so that the column is useless")
 
 
 def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Finding | None:
@@ -157,12 +157,12 @@ def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Fin
     if share <= MIN_REPEATED_SHARE:
         return None
     problem = f"{share:.0%} of the {name} also occur in the training table"
-    return Finding("repeated texts", f"{problem}, so that their figures are too good; evaluate on other texts")
+    return Finding("repeated texts", f"{problem}, so that figures are too good; remove repeats before a table is split")
 
 
 def report_evaluation(run: Scorer, corpus: Corpus) -> None:
-    """Report the findings about a run, and if texts to evaluate are training texts; those of users repeat others."""
+    """Report findings about a run, apart from those that figures show, and texts that are training texts."""
     hashes = run.text_hashes() if isinstance(run, Run) and not run.config.data.user else None
     if hashes is not None and (finding := repeated_texts(corpus, hashes, "texts")):
         report(finding)
-    report_run(run)
+    report(*(finding for finding in run_findings(run) if finding.name != "undertrained"))

@@ -20,6 +20,7 @@ from factorcell.data.corpus import Batch, Corpus
 from factorcell.errors import UserError, check_choice
 from factorcell.io import memory
 from factorcell.io.progress import progress_bar
+from factorcell.ngram.mixture import Predictor
 from factorcell.nn.language_model import Conditioning
 from factorcell.nn.output import Proposal, Samples
 from factorcell.options import limits
@@ -64,7 +65,7 @@ def log_likelihoods(
     if samples and run.mixture is not None:
         raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
     sampled_tokens = draw_samples(run, samples, proposal) if samples else None
-    encoded = _encode_candidates(run, candidates)
+    predictor, encoded = _predictor(run, candidates[0]), _encode_candidates(run, candidates)
     log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
     other_categories, other_numbers = (encoded[0][0] == -2).cpu().numpy(), (encoded[1][0] == torch.inf).cpu().numpy()
     other_values = np.concatenate([corpus.categories[:, other_categories], corpus.numbers[:, other_numbers]], axis=1)
@@ -76,7 +77,7 @@ def log_likelihoods(
     with bar, run.scoring():
         if has_one_context and len(candidates) <= max_texts:
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
-            shared_conditioning = run.predictor.condition(_candidate_contexts(context, encoded))
+            shared_conditioning = predictor.condition(_candidate_contexts(context, encoded))
         # Batches of texts are small enough to be repeated for up to 64 candidates within both limits.
         repetitions = min(len(candidates), 64, max_texts)
         for rows in corpus.batches(max(1, MAX_BATCH_TOKENS // repetitions), max_texts=max_texts // repetitions):
@@ -85,7 +86,7 @@ def log_likelihoods(
             for indices in torch.split(torch.arange(len(candidates), device=run.device), max(1, fitting_count)):
                 conditioning = shared_conditioning.select(indices) if shared_conditioning else None
                 categories, numbers = (values[indices] for values in encoded)
-                nats = _candidate_nats(run, batch, (categories, numbers), conditioning, sampled_tokens)
+                nats = _candidate_nats(run, predictor, batch, (categories, numbers), conditioning, sampled_tokens)
                 log_probs[rows[:, None], indices.cpu().numpy()] = -nats
                 bar.update(nats.size)
     return log_probs
@@ -108,8 +109,22 @@ def draw_samples(run: Run, count: int, proposal: str = "rank", seed: int = 0) ->
         return proposal_distribution.draw()
 
 
+def _predictor(run: Run, candidate: Mapping[str, Any]) -> Predictor:
+    """Return the mixture of a run; the neural model if the mixture counts by a column that the candidates do not set.
+
+    Counts that are equal for all candidates hide the differences that the neural model finds.
+    """
+    counted = None if run.mixture is None or not run.mixture.counts.orders else run.mixture.counts.variable
+    return run.predictor if counted is None or counted.name in candidate else run.model
+
+
 def _candidate_nats(
-    run: Run, batch: Batch, candidates: Candidates, conditioning: Conditioning | None, samples: Samples | None
+    run: Run,
+    predictor: Predictor,
+    batch: Batch,
+    candidates: Candidates,
+    conditioning: Conditioning | None,
+    samples: Samples | None,
 ) -> Floats:
     """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
     text_count, candidate_count = len(batch.rows), len(candidates[0])
@@ -117,12 +132,12 @@ def _candidate_nats(
     contexts = _candidate_contexts(batch.context, candidates)
     if conditioning is None:
         distinct_contexts, context_of_row = contexts.distinct()
-        conditioning = run.predictor.condition(distinct_contexts)
+        conditioning = predictor.condition(distinct_contexts)
     text_of_row = torch.arange(text_count, device=run.device).repeat_interleave(candidate_count)
     repeated_batch = Batch(batch.tokens[text_of_row], batch.lengths[text_of_row], contexts, batch.rows[text_of_row])
     row_conditioning = conditioning.select(context_of_row)
     if samples is None:
-        nats = run.predictor(repeated_batch, row_conditioning)
+        nats = predictor(repeated_batch, row_conditioning)
     else:
         nats = run.model.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
     nats_of_texts: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()

@@ -282,8 +282,8 @@ def read_train_and_test(
     config = with_target(config, target, context)
     check_columns(test_source, config.data)
     train = prepare(train_source, config, tokenizer=tokenizer, optional=(target,))
-    if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
-        count = config.data.min_context_count
+    if len((variable := train.schema.variable(target)).values) < 3:  # the first value is the unknown value
+        count = variable.min_count
         raise UserError(f"{target}: expected at least two values with {count} training texts each, got fewer")
     test = prepare(
         test_source, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group", optional=(target,)

@@ -229,7 +229,10 @@ def has_only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
 def column_groups(source: Any, column: str, notation: str = "") -> list[str]:
     """Return the group of each row of a table by its value in `column`, whose numbers have a notation."""
     values = [value for chunk in open_table(source).chunks([column]) for value in chunk[column]]
-    return value_groups(values, notation)
+    try:
+        return value_groups(values, notation)
+    except UserError as error:  # about a list
+        raise UserError(f"{column}: {error.message}") from None
 
 
 def value_groups(values: Sequence[Any], notation: str = "") -> list[str]:

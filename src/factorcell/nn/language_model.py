@@ -144,7 +144,7 @@ def find_names(config: Config, schema: ContextSchema, tokenizer: Tokenizer) -> V
     if variables := schema.named_categories(config.data.user):
         return ValueNames(schema, tokenizer, variables, config.data.max_prompt_tokens)
     if categories := [variable for variable in schema.categories if variable.source_column != config.data.user]:
-        names, count = ", ".join(variable.name for variable in categories), f"{config.data.min_context_count:,}"
+        names, count = ", ".join(variable.name for variable in categories), f"{categories[0].min_count:,}"
         raise UserError(f"adapt {NAMES}: each value of {names} has fewer than {count} texts; lower min_context_count")
     others = ", ".join(variable.describe() for variable in schema.variables)
     raise UserError(f"adapt {NAMES}: expected a category as context, apart from users, got {others}")

@@ -23,6 +23,7 @@ from factorcell.data.tokenizers.kinds import load_tokenizer, tokenizer_files
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock
+from factorcell.io.findings import Finding, report
 from factorcell.io.lazy import LazyMethod
 from factorcell.io.progress import progress_bar
 from factorcell.ngram.mixture import FILE as MIXTURE_FILE
@@ -304,7 +305,11 @@ class Run(TextModel):
         except EmptyTableError:
             return ResultRows()
         check_lengths(corpus, self.model.max_tokens, lambda row: f"{table_name(source)} row {row + 1}")
-        return ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
+        rows = ResultRows(score_rows(self.nats(corpus), corpus, with_tokens=tokens))
+        if count := sum(2 * row["unknown_targets"] >= row["targets"] for row in rows):
+            problem = f"half of the tokens or more are out of vocabulary in {count:,} of {len(rows):,} texts"
+            report(Finding("unknown words", f"{table_name(source)}: {problem}, which therefore seem probable"))
+        return rows
 
     # Public functions, with this run as their first argument.
     predict, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))

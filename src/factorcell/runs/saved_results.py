@@ -85,7 +85,7 @@ def format_figure(row: Mapping[str, Any], name: str) -> str:
 
 def measure_name(name: str, unit: str | None) -> str:
     """Return the name of a measure with its unit, such as "perplexity per word"; `unit` is the unit of perplexities."""
-    suffix = ", known targets" if name == "perplexity_known" else ""
+    suffix = ", in-vocabulary targets" if name == "perplexity_known" else ""
     unit_text = f" per {unit}" if unit and name.startswith("perplexity") else ""
     return name.removesuffix("_known").replace("_", " ") + unit_text + suffix
 

@@ -110,7 +110,8 @@ def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
             missing = int(np.isnan(corpus.vectors[schema.vectors.index(variable)][:, 0]).sum())
         elif variable.kind == "text":
             examples = [*variable.values[:3]]
-        listing = ", ".join(f"{example:.20}" for example in list(dict.fromkeys(examples))[:3])
+        shown = list(dict.fromkeys(examples))[:3]
+        listing = ", ".join(example if len(example) <= 20 else f"{example[:19]}…" for example in shown)
         if listing:
             parts = [f"{variable.kind} such as {listing}", variable.details.removeprefix(variable.kind).lstrip(" ,")]
         else:
@@ -175,7 +176,7 @@ def result_facts(run: Run) -> Iterator[Fact]:
         if run.tokenizer.is_subword and "bits_per_byte" in best:
             details.append(f"{format_number(best['bits_per_byte'], '.3f')} bits per byte")
         elif known != neural and mixed is None:
-            details.append(f"{known} without out-of-vocabulary targets")
+            details.append(f"{known} of in-vocabulary targets")
         if facts.get("finetuned"):  # such a training is evaluated before its first step
             details.append(f"{format_number(run.log()[0]['perplexity'], '.2f')} before fine-tuning")
         shown = neural if mixed is None else format_number(mixed, ".2f")
@@ -184,11 +185,11 @@ def result_facts(run: Run) -> Iterator[Fact]:
     gain = Interval.from_row(context, UNKNOWN_CONTEXT_GAIN)
     if gain and not context.get("only_unknown_users"):
         reference = gain_title(UNKNOWN_CONTEXT_GAIN).removeprefix("gain ")
-        yield "gain", f"{gain.to_text('.1f', 100.0, '%')} {reference}"
+        yield "gain", f"{gain.to_text('.1f', 100.0, '%')} {reference}; usually less over an unadapted model (compare)"
     if perplexities := facts.get("ngram", {}).get("perplexity"):
         counts, mixture = (format_number(perplexities[name], ".2f") for name in ("ngram", "mixture"))
-        components = ", ".join(facts["ngram"]["components"])
-        yield "n-grams", f"{counts}, mixture with the model {mixture} ({components})"
+        use = ", ".join(facts["ngram"]["components"]) if run.has_mixture else "not used; option --ngram-mixture"
+        yield "n-grams", f"{counts}, mixture with the model {mixture} ({use})"
     row = facts.get("completion") or {}
     if row.get("mrr") is not None:
         sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))

@@ -91,7 +91,10 @@ def compare(
     for name, results in evaluations.items():
         rows, figures_per_training = zip(*results, strict=True)
         compared.append(ComparedModel(name, rows, figures_per_training, is_deterministic=name == NGRAM))
-    return compare_models(compared)
+    comparison = compare_models(compared)
+    for row in comparison if ngram else ():
+        row["is_worse_than_counts"] = row["perplexity"] > comparison[-1]["perplexity"]
+    return comparison
 
 
 def train_models(

@@ -152,7 +152,9 @@ def plan(
     if "batch_tokens" in chosen and find_device(planned.training.device, planned.backbone).type == "cuda":
         planned = planned.with_options(batch_tokens=gpu_batch_tokens(facts, passes))
     training_config = planned.training if minutes is None else replace(planned.training, epochs=max_passes)
-    return replace(planned, training=replace(training_config, max_dev_targets=dev_targets))
+    counts = [item.min_count for item in corpus.schema.categories if item.source_column != config.data.user]
+    data = replace(planned.data, min_context_count=planned.data.min_context_count or max(counts, default=0))
+    return replace(planned, data=data, training=replace(training_config, max_dev_targets=dev_targets))
 
 
 def unspecified_options(specified: SpecifiedOptions) -> tuple[str, ...]:
@@ -179,7 +181,7 @@ def resumed_config(specified: SpecifiedOptions, saved: Config) -> Config:
         section if name == "kind" else name: value
         for section, values in specified.items()
         for name, value in values.items()
-        if name not in RECORDED
+        if name not in RECORDED and (name, value) != ("min_context_count", 0)  # the saved count is that of the table
     }
     return saved.with_options(**options)
 

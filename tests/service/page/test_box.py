@@ -47,6 +47,16 @@ def test_typing_shows_the_suggestions_of_the_service(serve: Serve, open_page: Op
     assert query(page).get_attribute("aria-expanded") == "true"
 
 
+def test_typed_letters_are_marked_in_either_case(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve())
+    result = {"text": "abba", "source": "model", "score": -1.0, "typos": 0}
+    page.route(COMPLETE, lambda route: route.fulfill(json={"results": [result], "degraded": None}))
+    query(page).press_sequentially("AB")
+    page.locator(OPTIONS).first.wait_for()
+    assert page.locator(".fc-typed").all_text_contents() == ["ab"]
+    assert page.locator(".fc-rest").all_text_contents() == ["ba"]
+
+
 def test_arrows_select_and_enter_accepts(serve: Serve, open_page: OpenPage, service: Service) -> None:
     page = open_page(serve())
     type_text(page, "ab")

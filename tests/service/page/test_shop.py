@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -102,6 +104,16 @@ def test_no_other_request_is_forwarded(client: TestClient, path: str) -> None:
     log_in(client, "ann")
     assert client.post(path, json={}).status_code in (404, 405)
     assert client.get(path).status_code in (404, 405)
+
+
+def test_a_service_that_is_down_is_reported(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", AsyncMock(side_effect=httpx.ConnectError("")))
+    answer = client.post("/v1/complete", json={"query": "ab"})
+    assert (answer.status_code, answer.json()["title"]) == (503, "the service does not answer")
+
+
+def test_the_script_is_served(client: TestClient) -> None:
+    assert "factorcell.attach" in client.get("/factorcell.js").text
 
 
 def test_the_server_is_short() -> None:

@@ -64,7 +64,7 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "users forget": "delete a text of a user and everything learned from it",
             "users delete": "delete users and all their data",
             "users migrate": "let a run learn the texts of all stored users now, not at their next request",
-            "users key": "create a server key, store its hash in a file and print the key",
+            "users key": "create or revoke a server key, whose hash is stored in a file",
             "export": "write a Transformer in one context for PEFT, transformers or llama.cpp",
         },
     ),

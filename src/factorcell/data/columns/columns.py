@@ -90,7 +90,7 @@ class ContextColumns:
             moments = chunk.get(self.config.time) or [None] * row_count
             for row, moment in zip(rows, moments, strict=True):
                 if (seconds := to_seconds(moment)) is None and not is_missing(moment):
-                    problem = f"is {short_repr(moment)}, not a number or a time such as 2026-11-21T18:30"
+                    problem = f"is {short_repr(moment)}, not a number or a time such as 2026-11-21T18:30 or 21.11.2026"
                     raise UserError(f"{self.table.place(row)}: {self.config.time} {problem}")
                 self.times.append(-np.inf if seconds is None else seconds)  # a missing time is before all times
         self.row_count += row_count

@@ -219,8 +219,8 @@ class CategoryReader(ColumnReader):
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
-        min_count = config.min_user_count if self.column == config.user else config.min_context_count
         counts = np.bincount(self.all_values(), minlength=len(self.ids_by_name) + 1)
+        min_count = config.min_user_count if self.column == config.user else config.min_value_count(int(counts.sum()))
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
         unknown_count = count_by_name.pop(UNKNOWN_VALUE, 0)  # read as the unknown value, as rare values are
         names = sorted(count_by_name, key=lambda name: (-count_by_name[name], name))
@@ -368,7 +368,7 @@ def _kind_of_list(value: Any) -> str:
     """Return the kind of a column of such lists: text for lists of texts, vector for other lists; empty for no list."""
     if not isinstance(value, (list, tuple, np.ndarray)):
         return ""
-    return "text" if len(value) and all(isinstance(item, str) for item in value) else "vector"
+    return "text" if all(isinstance(item, str) for item in value) else "vector"
 
 
 def to_vector(value: Any) -> NDArray[np.float32] | None:

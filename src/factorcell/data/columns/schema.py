@@ -110,7 +110,8 @@ class Variable:
             "text": f"text, {len(self.values):,} words",
             "prompt": "prompt",
             "vector": f"vector of {len(self.means):,} numbers",
-            "category": f"{len(self.values) - 1:,} values" + (f", {self.rare_count:,} rare" if self.rare_count else ""),
+            "category": f"{len(self.values) - 1:,} values"
+            + (f", {self.rare_count:,} rare (fewer than {self.min_count} texts)" if self.rare_count else ""),
         }
         return details.get(self.kind, f"{self.kind}, period {self.period:g}, mean {self.mean:.4g}")
 

@@ -38,6 +38,7 @@ WHOLE_NUMBER = re.compile(r"\d*|[1-9]\d{0,2}([,.'’\s])\d{3}(?:\1\d{3})*|[1-9]\
 DATE = r"(?:(\d{1,4}|[a-z]+)\.?[-./ ] ?(\d{1,2}|[a-z]+)\.?[-./, ] ?(\d{4}|\d{1,2}))?"
 CLOCK = r"(?:[t, ] ?|^)(\d{1,2})[:.](\d\d)(?:[:.](\d\d)(?:[.,]\d+)?)?(?: ?([ap])\.?m\.?)?"
 DATE_AND_CLOCK = re.compile(f"{DATE}(?:{CLOCK})?", re.IGNORECASE)
+DATE_WITH_DOTS = re.compile(r"\d{1,2}\.\d{1,2}\.\d")
 END_OF_DAY = re.compile(r"(^|[T ])24((?::?00){1,2}(?:[.,]0+)?(?:Z|[-+][\d:]+)?)$")  # ISO 8601 for 0:00 of the next day
 MONTHS = {name[:length]: rank for name, rank in SERIES[0].items() for length in range(3, len(name) + 1)}
 # A number, or a range that begins with a number, such as 18 to 34 or 65+.
@@ -157,7 +158,7 @@ def to_time(value: Any, notation: str = "") -> date | time | None:
     """Return the date, the time of day, or both (`datetime`) of a text or of a date or time; None without it.
 
     Texts are in ISO 8601, or in a notation that begins with the year or names the month; with one of `TIME_NOTATIONS`,
-    also such as 31/1/2026 14.30.
+    also such as 31/1/2026 14.30. Dates with dots, such as 31.1.2026, have the day first in every country.
     """
     if isinstance(value, np.datetime64):
         # `item` returns an integer for units finer than microseconds, and for dates after the year 9999.
@@ -176,7 +177,8 @@ def to_time(value: Any, notation: str = "") -> date | time | None:
             return None
     if moment := _iso_time(text):
         return moment
-    readings = {_written_time(text, notation or other) for other in TIME_NOTATIONS}
+    notations = (notation,) if notation else TIME_NOTATIONS[: 1 if DATE_WITH_DOTS.match(text) else None]
+    readings = {_written_time(text, name) for name in notations}
     return readings.pop() if len(readings) == 1 else None
 
 

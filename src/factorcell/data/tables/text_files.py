@@ -19,6 +19,7 @@ QUOTING_HELP = 'put the whole field in quotes and write each quote inside it as 
 
 # `CsvRows` limits the length of rows, so the module csv must not set a lower limit for fields.
 csv.field_size_limit(max(csv.field_size_limit(), chunks.MAX_ROW_LENGTH))
+LONE_RETURN = re.compile(r"\r(?!\n)")
 
 
 def to_chunks(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str]) -> Iterator[Chunk]:
@@ -52,7 +53,10 @@ class CsvRows:
 
     def _read_lines(self) -> Iterator[str]:
         """Yield the lines of the file, after adding each to the lines of the current row."""
-        for line in self.file.lines(""):
+        # Where lines end with a line feed, a lone carriage return is part of a text, which pandas may write unquoted.
+        has_line_feeds = next(self.file.lines(""), "").endswith("\n")
+        for read_line in self.file.lines("\n" if has_line_feeds else ""):
+            line = LONE_RETURN.sub(" ", read_line) if has_line_feeds and "\r" in read_line else read_line
             self.lines.append(line)
             self.length += len(line)
             if self.length > chunks.MAX_ROW_LENGTH:

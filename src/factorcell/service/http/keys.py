@@ -58,20 +58,32 @@ def read_keys(path: str | Path) -> tuple[KeyEntry, ...]:
 
 def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
     """Create a key, add its hash to a file that only its owner can read, and return it; check the arguments."""
-    content = input_files.read_text(path) if Path(path).exists() else ""
-    if content and name in (entry.name for entry in read_keys(path)):
+    entries = read_keys(path) if Path(path).exists() else ()
+    if name in (entry.name for entry in entries):
         raise UserError(f"{path}: a key named {name!r} exists already; choose another name")
     key = PREFIX + secrets.token_urlsafe(32)
     values = {"name": name, "hash": _digest(key), "scopes": list(dict.fromkeys(scopes)), "rate": rate}
     try:
-        fields = msgspec.to_builtins(msgspec.convert(values, KeyEntry))
+        entry = msgspec.convert(values, KeyEntry)
     except msgspec.ValidationError as error:
         raise UserError(f"key {name!r:.80}: {error}") from None
-    # Strings, numbers and lists of strings have the same form in JSON and TOML.
-    lines = [f"{field} = {json.dumps(value)}" for field, value in fields.items() if value is not None]
-    files.write(path, content + "\n".join(["\n[[key]]" if content else "[[key]]", *lines, ""]))
-    Path(path).chmod(0o600)
+    _write(path, [*entries, entry])
     return key
+
+
+def remove_key(path: str | Path, name: str) -> None:
+    """Remove the key with this name from a file; raise a `UserError` if there is none."""
+    entries = read_keys(path)
+    check_choice("key", name, [entry.name for entry in entries])
+    _write(path, [entry for entry in entries if entry.name != name])
+
+
+def _write(path: str | Path, entries: Sequence[KeyEntry]) -> None:
+    # Strings, numbers and lists of strings have the same form in JSON and TOML.
+    rows = (msgspec.to_builtins(entry).items() for entry in entries)
+    tables = ("".join(f"{field} = {json.dumps(value)}\n" for field, value in row if value is not None) for row in rows)
+    files.write(path, "\n".join(f"[[key]]\n{table}" for table in tables))
+    Path(path).chmod(0o600)
 
 
 def _digest(key: str) -> str:

@@ -564,9 +564,10 @@
     return text.replace(INVISIBLE, (match) => `\\u${match.codePointAt(0).toString(16).padStart(4, "0")}`);
   }
 
-  /** Return the form in which prefixes and suggestions are compared: NFC, no ignorable characters, single spaces. */
+  /** Return the form in which prefixes and suggestions are compared: NFC, lower case (most models suggest texts in
+      lower case), no ignorable characters, single spaces. */
   function canonicalize(text) {
-    return text.normalize("NFC").replace(IGNORABLE, "").normalize("NFC")
+    return text.normalize("NFC").toLowerCase().replace(IGNORABLE, "").normalize("NFC")
       .replace(/[\s\x1C-\x1F\x85]+/g, " ").replace(/^ /, "");
   }
 
@@ -576,7 +577,7 @@
     let matchedCount = 0;
     let length = 0;
     for (const character of text) {
-      if (character.replace(IGNORABLE, "") && character !== prefixCharacters[matchedCount++]) break;
+      if (character.replace(IGNORABLE, "") && character.toLowerCase() !== prefixCharacters[matchedCount++]) break;
       length += character.length;
     }
     return [text.slice(0, length), text.slice(length)];
