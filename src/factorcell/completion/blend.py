@@ -86,9 +86,9 @@ class Ranking(NamedTuple):
     """The ranked candidates for a prefix, as compiled code writes them."""
 
     log_probabilities: Floats  # of all alternatives (C,)
-    ranked: NDArray[np.int64]  # the indices of the texts, the most probable first (C - 1,)
+    order: NDArray[np.int64]  # the indices of the texts, the most probable first (C - 1,)
     evidence: Floats  # for each ranked text: its probability if it is invented, and otherwise `KNOWN` (C - 1,)
-    suggested: NDArray[np.int64]  # the indices of the texts that are suggested, the best first
+    suggestions: NDArray[np.int64]  # the indices of the texts that are suggested, the best first
 
 
 Example = tuple[Candidates, str]  # the candidates for a prefix, and the text that the user entered
@@ -145,7 +145,7 @@ class BlendWeights:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         arguments = BLEND.checked_arguments(numbers, tensors, threshold=self.threshold)
         library.required().factorcell_blend(ctypes.byref(arguments))
-        return ranking._replace(suggested=ranking.suggested[: arguments.count])
+        return ranking._replace(suggestions=ranking.suggestions[: arguments.count])
 
     def merge(self, candidates: Candidates, k: int) -> list[Suggestion]:
         """Return the best `k` candidates, with probabilities among all alternatives.
@@ -154,7 +154,7 @@ class BlendWeights:
         """
         ranking = self.rank(candidates, k)
         suggestions, weights = list[Suggestion](), self.array
-        for index in ranking.suggested.tolist():
+        for index in ranking.suggestions.tolist():
             features = candidates.features[index]
             sources = "+".join(source for source, indicator in INDICATORS.items() if features[indicator])
             terms = dict(zip(FEATURES, features * weights, strict=True))
@@ -201,7 +201,7 @@ class BlendWeights:
         lists = list[tuple[Floats, int | None]]()
         for candidates, text in examples:
             ranking = self.rank(candidates, 0)
-            places = (place for place, index in enumerate(ranking.ranked) if candidates.texts[index] == text)
+            places = (place for place, index in enumerate(ranking.order) if candidates.texts[index] == text)
             lists.append((ranking.evidence, next(places, None)))
 
         def sum_of_ranks(threshold: float) -> float:

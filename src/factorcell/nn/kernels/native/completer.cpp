@@ -96,9 +96,9 @@ void Completer::pack() {
 }
 
 void Completer::begin() {
-    Learning one = model;
-    one.texts = one.threads = 1, one.vectors = vector.data();
-    kernels.pack_user(one, {gate_bias.data(), left_inputs.data(), left.data(), right.data(), bias.data()});
+    Learning learning = model;
+    learning.texts = learning.threads = 1, learning.vectors = vector.data();
+    kernels.pack_user(learning, {gate_bias.data(), left_inputs.data(), left.data(), right.data(), bias.data()});
     typed_ids.clear();
     states.clear();
     const std::vector<float> zeros(2 * model.hidden + model.size);
@@ -225,7 +225,7 @@ void Completer::blend(const std::string &prefix, std::vector<DeviceSuggestion> p
     texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
     const int64_t count = static_cast<int64_t>(texts.size());
     std::vector<double> logs(count, std::numeric_limits<double>::quiet_NaN()), shares(count), evidence(count);
-    std::vector<int64_t> counts(count), text_ages(count), typos(count), places(count), ranked(count), suggested(count);
+    std::vector<int64_t> counts(count), text_ages(count), typos(count), places(count), order(count), listed(count);
     for (const auto &suggestion : proposed)
         logs[std::lower_bound(texts.begin(), texts.end(), suggestion.text) - texts.begin()] = suggestion.log_probability;
     for (int64_t i = 0; i < count; i++) {
@@ -240,13 +240,13 @@ void Completer::blend(const std::string &prefix, std::vector<DeviceSuggestion> p
     a.typed = count_characters(prefix);
     a.log_probs = logs.data(), a.counts = counts.data(), a.shares = shares.data(), a.ages = text_ages.data();
     a.features = features.data(), a.typos = typos.data(), a.places = places.data(), a.weights = blend_weights.data();
-    a.log_probabilities = log_probabilities.data(), a.ranked = ranked.data(), a.evidence = evidence.data();
-    a.suggested = suggested.data();
+    a.log_probabilities = log_probabilities.data(), a.order = order.data(), a.evidence = evidence.data();
+    a.suggestions = listed.data();
     factorcell_features(&a);
     factorcell_blend(&a);
     suggestions.clear();
     for (int64_t i = 0; i < a.count; i++) {
-        const int64_t text = suggested[i];
+        const int64_t text = listed[i];
         const int64_t sources = !std::isnan(logs[text]) + 2 * (counts[text] != 0) + 4 * (shares[text] != 0);
         suggestions.push_back({texts[text], log_probabilities[text], sources});
     }
@@ -256,10 +256,11 @@ double Completer::learn(const std::vector<int64_t> &ids) {
     const int64_t ends = static_cast<int64_t>(ids.size()), prompt = 0;
     double nats = 0;
     std::vector<float> gradient(model.user);
-    Learning one = model;
-    one.texts = one.threads = 1, one.count = ends, one.tokens = ids.data(), one.ends = &ends, one.prompts = &prompt;
-    one.vectors = vector.data(), one.nats = &nats, one.gradients = gradient.data();
-    kernels.learning(one, false);
+    Learning learning = model;
+    learning.texts = learning.threads = 1, learning.count = ends;
+    learning.tokens = ids.data(), learning.ends = &ends, learning.prompts = &prompt;
+    learning.vectors = vector.data(), learning.nats = &nats, learning.gradients = gradient.data();
+    kernels.learning(learning, false);
     const auto is_finite = [](float value) { return std::isfinite(value); };
     if (!std::all_of(gradient.begin(), gradient.end(), is_finite)) return nats;  // the nats overflow
     std::vector<float> vector_after = vector, state_after = state;

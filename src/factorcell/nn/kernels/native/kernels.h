@@ -238,7 +238,7 @@ struct Blend {
     const int64_t *places;     // (N,)?: the place of each text in alphabetical order
     const double *weights;     // (F,)?
     double *log_probabilities;  // (A,)?: out
-    int64_t *ranked;            // (N,)?: out, the texts in the order of their probabilities
+    int64_t *order;             // (N,)?: out, the texts in the order of their probabilities
     double *evidence;           // (N,)?: out, the evidence for each of them; infinite for known texts
-    int64_t *suggested;         // (N,)?: out, the texts that are suggested, the best first
+    int64_t *suggestions;       // (N,)?: out, the texts that are suggested, the best first
 };

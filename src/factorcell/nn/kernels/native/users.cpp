@@ -55,13 +55,13 @@ void rank(Blend &a) {
     }
     const double total = log_sum(a.log_probabilities, a.alternatives);
     for (int64_t i = 0; i < a.alternatives; i++) a.log_probabilities[i] -= total;
-    for (int64_t i = 0; i < a.texts; i++) a.ranked[i] = i;
-    std::sort(a.ranked, a.ranked + a.texts, [&](int64_t i, int64_t j) {
+    for (int64_t i = 0; i < a.texts; i++) a.order[i] = i;
+    std::sort(a.order, a.order + a.texts, [&](int64_t i, int64_t j) {
         const double first = a.log_probabilities[i], second = a.log_probabilities[j];
         return first != second ? first > second : a.places[i] < a.places[j];
     });
     for (int64_t i = 0; i < a.texts; i++) {
-        const int64_t text = a.ranked[i];
+        const int64_t text = a.order[i];
         a.evidence[i] = is_invented(a.features + text * FEATURES) ? std::exp(a.log_probabilities[text]) : INFINITE;
     }
 }
@@ -147,9 +147,9 @@ void factorcell_blend(Blend *a) {
     rank(*a);
     std::vector<int64_t> places(a->texts);
     a->count = std::min(a->count, show(a->evidence, a->texts, a->threshold, places.data()));
-    for (int64_t i = 0; i < a->count; i++) a->suggested[i] = a->ranked[places[i]];
+    for (int64_t i = 0; i < a->count; i++) a->suggestions[i] = a->order[places[i]];
     const std::vector<bool> is_later = find_later(*a);
-    std::stable_partition(a->suggested, a->suggested + a->count, [&](int64_t text) { return !is_later[text]; });
+    std::stable_partition(a->suggestions, a->suggestions + a->count, [&](int64_t text) { return !is_later[text]; });
 }
 
 // Write the places of the ranked texts that are suggested with `threshold` (N,), and return their number.
