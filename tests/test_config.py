@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from factorcell.config import MODELS, Config, HuggingFaceOptions, ModelConfig
+from factorcell.config import MODELS, Config, HuggingFaceOptions, ModelConfig, options_by_section
 from factorcell.errors import UserError, check_choice
 
 
@@ -100,6 +100,23 @@ def test_words_are_lower_cased_by_default_and_characters_are_not() -> None:
     kinds = ("word", "space", "char", "grapheme")
     assert [Config.of(tokenizer=kind).tokenizer.lowercase for kind in kinds] == [True, True, False, False]
     assert Config.of(tokenizer="char", lowercase=True).tokenizer.lowercase is True
+
+
+@pytest.mark.parametrize(
+    ("options", "minutes", "training"),
+    [
+        ({}, None, {"steps": 9, "epochs": 2.0, "seed": 3}),
+        ({}, 1.0, {"seed": 3}),
+        ({"epochs": 7.0}, None, {"epochs": 7.0, "seed": 3}),
+        ({"steps": 5}, 1.0, {"steps": 5, "seed": 3}),
+    ],
+)
+def test_a_new_duration_replaces_that_of_a_file(
+    tmp_path: Path, options: dict[str, Any], minutes: float | None, training: dict[str, Any]
+) -> None:
+    path = tmp_path / "options.toml"
+    path.write_text("[training]\nsteps = 9\nepochs = 2.0\nseed = 3\n", encoding="utf-8")
+    assert options_by_section({"config": path, **options}, minutes=minutes)["training"] == training
 
 
 def test_named_models_differ_only_in_their_adaptations() -> None:

@@ -24,7 +24,8 @@ from factorcell.options.limits import MAX_COUNT, MAX_FLOAT, MAX_SEED, Limits, is
 INPUT_ADAPTERS = PREFIX, NAMES = "prefix", "names"
 ADAPTERS = ("concat", "scale", "factor", *INPUT_ADAPTERS)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-RECORDED = ("base_digest", "base_precision", "max_dev_targets")  # fields that a training sets; users cannot set them
+BASE_FACTS = ("base_digest", "base_precision")
+RECORDED = (*BASE_FACTS, "max_dev_targets")  # fields that a training sets; users cannot set them
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice, memory sets lower ones
 FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
@@ -34,7 +35,6 @@ PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 HISTORY_COLUMN, MAX_PROMPT_HISTORY = "previous_texts", 20  # the column of the option `prompt_history`, and its limit
 MIN_PROMPT_TOKENS = 100  # of a prompt at least this many tokens are read, if it has them
-MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
 
 # Named models: the adaptations of the recurrent layer, and the adaptations of the softmax bias. The TACL paper defines
 # the first four (section 2). `scalecell` rescales rows of the weights (thesis, section 3.2), and `prefix` reads the
@@ -424,11 +424,6 @@ class DataConfig:
         """The number of tokens of a prompt that are read, the last ones."""
         return max(MIN_PROMPT_TOKENS, self.max_tokens // 2)
 
-    @property
-    def min_word_count(self) -> int:
-        """The number of times that a word in a column of kind text must occur."""
-        return min(MAX_MIN_WORD_COUNT, self.min_context_count or MAX_MIN_WORD_COUNT)
-
     def min_value_count(self, texts: int) -> int:
         """Return the smallest count of a frequent category value: by default a 600th of the texts, from 5 to 50."""
         return self.min_context_count or min(50, max(5, texts // 600))
@@ -645,17 +640,23 @@ def option_sections(kinds: Mapping[str, str] | None = None) -> dict[str, str]:
     return {field.name: section for section, field in fields if field.name != "kind"}
 
 
-def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+def options_by_section(
+    options: Mapping[str, Any], others: Iterable[str] = (), minutes: float | None = None
+) -> dict[str, dict[str, Any]]:
     """Return options that are named without their sections, as on the command line, by section, or raise a `UserError`.
 
     Args:
         options: Options by name. `tokenizer`, `backbone` and `head` select kinds, `model` a model in `MODELS`. `config`
             is a `Config` or the path of a file of options. The other options override `model`; both override `config`.
         others: Further names that the error about an unknown name may suggest.
+        minutes: A time limit of the training, which replaces the steps and passes of a file, as new `epochs` do.
     """
     options = dict(options)
     model, config = options.pop("model", None), options.pop("config", None)
     base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
+    if base_options and not isinstance(config, Config) and (minutes is not None or "epochs" in options):
+        training = base_options.get("training", {})
+        base_options["training"] = {name: training[name] for name in training if name not in ("steps", "epochs")}
     kinds = kinds_of_transformer(options)
     kinds |= {section: options.pop(section) for section in OPTION_KINDS if section in options}
     kinds_in_file = DEFAULT_KINDS | selected_kinds(base_options)
@@ -677,14 +678,17 @@ def options_by_section(options: Mapping[str, Any], others: Iterable[str] = ()) -
 
 
 def read_options(path: str | Path) -> dict[str, Any]:
-    """Return the options in a TOML or JSON file, by section and name; raise `UserError` if it is not valid."""
+    """Return the options in a TOML or JSON file, by section and name; raise `UserError` if it is not valid.
+
+    They include the number of development targets, so that trainings with the config of a run read the same ones.
+    """
     path = Path(path)
     values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
     Config.from_dict(values, where=str(path))
     return {
-        section: {name: value for name, value in content.items() if name not in RECORDED}
+        section: {name: value for name, value in content.items() if name not in BASE_FACTS}
         for section, content in values.items()
     }
 

@@ -255,6 +255,15 @@ def test_invented_texts_follow_more_probable_corrections(log_prob: float, order:
     assert [suggestion.text for suggestion in DEFAULT_WEIGHTS.merge(candidates, 10)] == order.split()
 
 
+def test_no_text_with_typos_replaces_a_known_text_without() -> None:
+    rare, frequent = {"own": 1, "own last": 9.0}, {"popular": 1}
+    candidates = candidates_of(**{f"wolf {index}": frequent for index in range(5)}, wolverine=rare, none={})
+    candidates = replace(candidates, typos=[1, 1, 1, 1, 1, 0])
+    for count in (1, 2, 4):
+        suggestions = DEFAULT_WEIGHTS.merge(candidates, count)
+        assert (suggestions[0].text, len(suggestions)) == ("wolverine", count)
+
+
 def test_fitted_weights_are_close_to_those_that_generated_the_choices() -> None:
     random = np.random.default_rng(0)
     true = np.clip(random.normal(size=len(FEATURES)), *np.array(list(BOUNDS.values())).T)

@@ -96,8 +96,8 @@ def test_updates_follow_the_equations(name: str) -> None:
     assert [*state] == [pytest.approx(row, rel=1e-5) for row in (mean, change_mean)[: len(state)]]
 
 
-def expected_order(candidates: Candidates, log_probs: Floats, threshold: float) -> list[int]:
-    """Return the indices of the texts that a blend suggests, the best first, by its rules."""
+def expected_suggestions(candidates: Candidates, log_probs: Floats, threshold: float, k: int) -> list[int]:
+    """Return the indices of at most `k` texts that a blend suggests, the best first, by its rules."""
     features, indices = candidates.features, range(len(candidates.texts))
     order = sorted(indices, key=lambda index: (-log_probs[index], candidates.texts[index]))
     is_model, is_popular, is_own = ([bool(features[i, INDICATORS[source]]) for i in indices] for source in INDICATORS)
@@ -110,17 +110,19 @@ def expected_order(candidates: Candidates, log_probs: Floats, threshold: float) 
             waiting = []
         elif probability >= 0.1 * threshold:
             waiting.append(index)
+    has_typos = [count > 0 for count in candidates.typos]
+    best = [i for place, i in enumerate(shown) if place < k or not (has_typos[i] or is_invented[i])]
     model_log_probs = features[:, FEATURES.index("model log p")]
-    corrections = [i for i in indices if is_model[i] and not is_invented[i] and candidates.typos[i]]
-    best = max((model_log_probs[i] for i in corrections), default=-math.inf)
-    is_later = [bool(candidates.typos[i]) or (is_invented[i] and model_log_probs[i] < best) for i in indices]
-    return sorted(shown, key=lambda index: is_later[index])
+    corrections = [model_log_probs[i] for i in indices if is_model[i] and not is_invented[i] and has_typos[i]]
+    best_correction = max(corrections, default=-math.inf)
+    is_later = [has_typos[i] or (is_invented[i] and model_log_probs[i] < best_correction) for i in indices]
+    return sorted(best, key=lambda index: is_later[index])[:k]
 
 
 def test_suggestions_follow_the_rules_of_the_blend() -> None:
     random = np.random.default_rng(2)
     for trial in range(200):
-        count = int(random.integers(0, 12))
+        count, k = random.integers(0, 12), int(random.integers(1, 10))
         features = np.zeros((count + 1, len(FEATURES)))
         features[:-1, [INDICATORS[source] for source in INDICATORS]] = random.integers(0, 2, (count, 3))
         features[:-1, FEATURES.index("model log p")] = -6 * random.random(count)
@@ -131,17 +133,11 @@ def test_suggestions_follow_the_rules_of_the_blend() -> None:
         weights = BlendWeights(DEFAULT_WEIGHTS.values, float(random.random() / 2))
         scores = features @ weights.array
         log_probs = scores - np.logaddexp.reduce(scores)
-        suggestions, expected = weights.merge(candidates, 7), expected_order(candidates, log_probs, weights.threshold)
-        shown = [index for index in expected if index in set(_first(candidates, log_probs, weights.threshold, 7))]
-        assert [suggestion.text for suggestion in suggestions] == [texts[index] for index in shown], trial
+        suggestions = weights.merge(candidates, k)
+        expected = expected_suggestions(candidates, log_probs, weights.threshold, k)
+        assert [suggestion.text for suggestion in suggestions] == [texts[index] for index in expected], trial
         for suggestion in suggestions:
             assert suggestion.log_probability == pytest.approx(log_probs[texts.index(suggestion.text)])
-
-
-def _first(candidates: Candidates, log_probs: Floats, threshold: float, k: int) -> list[int]:
-    """Return the first `k` of the suggested texts before those with typos move to the end."""
-    without_typos = Candidates(candidates.texts, candidates.features, [0] * len(candidates.texts))
-    return expected_order(without_typos, log_probs, threshold)[:k]
 
 
 def test_an_installation_without_compiled_code_cannot_learn(monkeypatch: pytest.MonkeyPatch) -> None:

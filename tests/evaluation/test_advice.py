@@ -96,6 +96,7 @@ def test_empty_texts_are_ignored(advice: Advice) -> None:
     with expected_finding("empty texts"):
         with_empty_texts = advise([*table(), *empty_rows], config_of("dialect", "coin", "height", "same"))
     assert with_empty_texts.text_count == 1500
+    assert with_empty_texts.test_count == 75
     assert with_empty_texts.gain == pytest.approx(advice.gain, rel=0.1)
 
 

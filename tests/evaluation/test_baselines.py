@@ -80,12 +80,12 @@ def test_the_baseline_commands_print_the_metrics_of_a_run(folder: Path, capsys: 
     judging = [train, "--config", recipe, "--test", test, "--target", "dialect"]
     (regression,) = run_json(capsys, "baseline", "linear", *judging)
     assert regression["accuracy"] > 0.8
-    assert regression["classifier"] == "model"
+    assert (regression["classifier"], regression["priors"]) == ("linear", "linear")
     assert main(["baseline", "linear", *judging]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == [
         "classifier",
-        "model, uniform priors",
+        "linear baseline",
         "majority class (hills)",
     ]
 

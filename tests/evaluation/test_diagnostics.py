@@ -122,7 +122,9 @@ def test_a_context_without_a_significant_effect_is_a_finding(
     run: Run, low: float | None, high: float | None, name: str
 ) -> None:
     write_facts(run, context=None if low is None else {**EFFECT, f"{GAIN}_low": low, f"{GAIN}_high": high})
-    assert names_of(run_findings(run)) == [name] * bool(name)
+    findings = run_findings(run)
+    assert names_of(findings) == [name] * bool(name)
+    assert all(("raises its perplexity" in finding.text) == (high is not None and high < 0) for finding in findings)
     write_facts(run, context={**EFFECT, f"{GAIN}_low": -0.01, "only_unknown_users": True})
     assert names_of(run_findings(run)) == ["unknown users"]
 

@@ -58,7 +58,7 @@ def test_the_page_of_a_run_shows_pictures_first() -> None:
     page = Page(content)
     assert list(page.figures.items())[:2] == [("perplexity per word", "72.00"), ("accuracy", "0.8500")]
     assert page.charts == [
-        "Gain of each column alone, %, development texts",
+        "Gain of each column alone over an unknown context, %, development texts",
         "Gain over an unknown context (same model) by city, %, test.csv",
         "rating=5, nats",
         "rating=1, nats",
@@ -94,7 +94,7 @@ def test_the_report_compares_runs() -> None:
     page = Page(run_report(two_runs()))
     assert page.charts[0] == "Gain over hotels unadapted, %"
     assert [chart for chart in page.charts if chart.startswith("hotels FactorCell: ")] == [
-        "hotels FactorCell: gain of each column alone, %, development texts",
+        "hotels FactorCell: gain of each column alone over an unknown context, %, development texts",
         "hotels FactorCell: gain over an unknown context (same model) by city, %, test.csv",
         "hotels FactorCell: predicted rating, test.csv (model)",
     ]

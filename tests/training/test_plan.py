@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import Config
+from factorcell.config import Config, options_by_section
 from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
+from factorcell.io import files
 from factorcell.ngram.ngram import count_ngrams
 from factorcell.nn.language_model import LanguageModel
 from factorcell.options.limits import AUTOMATIC_OPTIONS
@@ -253,13 +254,21 @@ def test_a_budget_is_checked(budget: dict[str, Any], text: str, tmp_path: Path) 
     [(1.0, 150, 0.0, 6000), (4.0, 200, 0.1, 24_000), (20.0, 300, 0.2, 120_000)],
 )
 def test_options_fit_the_passes_that_the_minutes_allow(
-    minutes: float, hidden: int, dropout: float, dev_targets: int, monkeypatch: pytest.MonkeyPatch
+    minutes: float,
+    hidden: int,
+    dropout: float,
+    dev_targets: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     facts = rules.TableFacts(1_000_000, 5000, is_character_level=False, dev_targets=10_000_000)
     monkeypatch.setattr(rules.TableFacts, "of", lambda *_, **__: facts)
     planned = plan({}, *read(), minutes)
     assert planned.training.epochs == 12.0  # the largest number of passes
     assert planned.training.max_dev_targets == dev_targets
+    files.write_json(tmp_path / "config.json", planned.to_dict())
+    repeated = plan(options_by_section({"config": tmp_path / "config.json", "model": "unadapted"}), *read())
+    assert repeated.training.max_dev_targets == dev_targets, "trainings with the same config read the same texts"
     names = ("hidden_size", "dropout_recurrent")
     assert planned.format_options(names) == f"hidden_size {hidden}, dropout_recurrent {dropout}"
 

@@ -33,9 +33,9 @@ def test_each_column_has_a_line_with_its_kind_values_and_missing_values() -> Non
     assert [text for _, text in facts] == [
         "city: category such as Oslo, Llanfairpwllgwyngyl…; 2 values, 2 rare (fewer than 2 texts); 1 missing",
         "price: number such as 1100.5, 1200.5, 1300.5; from 1100 to 1900, mean 1500; 1 missing",
-        "when.hour: hour such as 9:00, 9:01, 9:02; period 24, mean 9.075",
-        "when.weekday: weekday such as Mon, Tue, Wed; period 7, mean 1",
-        "when.yearday: yearday such as 01 Dec, 02 Dec, 03 Dec; period 365.25, mean 338.5",
+        "when: hour such as 9:00, 9:01, 9:02; period 24, mean 9.075",
+        "when: weekday such as Mon, Tue, Wed; period 7, mean 1",
+        "when: yearday such as 01 Dec, 02 Dec, 03 Dec; period 365.25, mean 338.5",
         "genres: text such as kids, dramas; 2 words",
         "vec: vector of 2 numbers; 3 missing",
         "title: prompt",

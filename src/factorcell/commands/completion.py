@@ -48,8 +48,10 @@ def run_complete(arguments: argparse.Namespace) -> None:
     context = options.parse_context(run, arguments.context)
     report_run(run, context)
     findings.show()
-    if arguments.unknown == "error":
-        _check_user_in_context(run, context)
+    column, name = run.config.data.user, context.get(run.config.data.user)
+    if arguments.unknown == "error" and column in context and name not in run.schema.variable(column).values:
+        remedy = "for a new user, omit this option; --history sets the earlier texts of a new user"
+        raise UserError(f"--context {column}: expected a frequent user of training, got another name; {remedy}")
     user = _new_user(run, context, arguments.history)
     typed_text = suggester.type_text(suggester.begin(user, context), arguments.prefix)
     if not typed_text.fits:
@@ -244,14 +246,6 @@ def _show_group(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         shown_rows = list(cells_by_group.values())
         terminal.show("")
         terminal.show_table(shown_rows, list(shown_rows[0]))
-
-
-def _check_user_in_context(run: "Run", context: Mapping[str, str]) -> None:
-    """Raise a `UserError` if `context` names a user who is not a frequent user of training."""
-    column = run.config.data.user
-    if column and column in context and context[column] not in run.schema.variable(column).values:
-        remedy = "for a new user, omit this option; --history sets the earlier texts of a new user"
-        raise UserError(f"--context {column}: expected a frequent user of training, got another name; {remedy}")
 
 
 def _new_user(run: "Run", context: Mapping[str, str], history: Sequence[str]) -> "User | None":

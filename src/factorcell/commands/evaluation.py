@@ -329,7 +329,7 @@ def run_advise(arguments: argparse.Namespace) -> None:
     terminal.show(*(f"{row['column']}: {row['advice']}: {row['why']}" for row in result.columns))
     if command := train_command(arguments.table, config, result.columns, options.option_values(arguments)):
         terminal.show(f"to train with this advice: {command}")
-    return terminal.notify("these are estimates on random held-out rows; with few texts, a trained model can also lose")
+    return terminal.notify(f"estimates from {result.test_count:,} random held-out texts; a trained model may also lose")
 
 
 def train_command(table: Path, config: Config, rows: Sequence[Row], specified: Mapping[str, Any]) -> str:

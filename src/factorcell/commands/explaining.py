@@ -222,8 +222,10 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": []}
     if arguments.near or arguments.map or not has_other_request:
         known = Embeddings.from_run(run, arguments.variable, arguments.near)
-        if not arguments.variable:
-            _name_other_variables(run, known.variable)
+        variables = [variable for variable in run.schema.categories if not variable.is_all_rare]
+        others = [variable.name for variable in variables if variable.name != known.variable]
+        if others and not arguments.variable:
+            terminal.notify(f"variable: {known.variable}; --variable chooses another: {', '.join(others)}")
         shown_values = arguments.near or (() if has_other_request else known.values[:DEFAULT_VALUE_COUNT])
         results |= {"variable": known.variable, "values": len(known.values)}
         results["neighbours"] = known.neighbours(shown_values, arguments.count)
@@ -253,12 +255,6 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         for comparison in results["words"]:
             terminal.show("", f"{comparison['context']} against {comparison['against']}")
             _show_words(comparison["rows"])
-
-
-def _name_other_variables(run: "Run", variable: str) -> None:
-    others = [other.name for other in run.schema.categories if other.name != variable and not other.is_all_rare]
-    if others:
-        terminal.notify(f"variable: {variable}; --variable chooses another: {', '.join(others)}")
 
 
 def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namespace) -> Row:

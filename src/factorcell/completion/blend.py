@@ -150,7 +150,8 @@ class BlendWeights:
     def merge(self, candidates: Candidates, k: int) -> list[Suggestion]:
         """Return the best `k` candidates, with probabilities among all alternatives.
 
-        Those without typos come first, but for invented texts that are less probable than corrections of the prefix.
+        Those without typos come first, but for invented texts that are less probable than corrections of the prefix;
+        no text with typos replaces a known text without.
         """
         ranking = self.rank(candidates, k)
         suggestions, weights = list[Suggestion](), self.array

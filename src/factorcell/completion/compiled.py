@@ -135,7 +135,9 @@ class CompiledEngine:
         packed, layout = self.packed, self.packed.layout
         if context.layout != layout:
             raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
-        sizes = REQUEST.sizes(numbers) | {"V": layout.vocabulary_size, "S": layout.state_values}
+        # The state after a token is h, m, and the log probabilities of the next token.
+        state_values = 2 * layout.hidden_size + layout.vocabulary_size
+        sizes = REQUEST.sizes(numbers) | {"V": layout.vocabulary_size, "S": state_values}
         sizes["K"] = len(arrays.get("scores", ()))
         addresses = REQUEST.checked_addresses(sizes, arrays)
         structure = REQUEST.structure(seconds=seconds, **numbers, **context.addresses, **addresses)

@@ -115,11 +115,6 @@ class Corpus:
         is_cut: NDArray[np.bool_] = self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end
         return is_cut
 
-    def unknown_tokens(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return the out-of-vocabulary tokens of all texts, and the index of the text of each token."""
-        tokens = [self.unknown_names[index] for index in self.unknown.values.tolist()]
-        return tokens, np.repeat(np.arange(len(self)), np.diff(self.unknown.offsets))
-
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts with the indices `rows` as tensors."""
         words, prompts = ([lists.select(rows) for lists in columns] for columns in (self.words, self.prompts))

@@ -96,6 +96,7 @@ class Advice:
         gain: The expected gain of all columns together.
         text_count: The number of texts that were read.
         row_count: The number of rows of the table.
+        test_count: The number of held-out texts from which the gains are estimated.
         targets_per_text: The mean number of targets of a text.
         unit: The unit of the targets, such as "word"; the gains are those of models that predict it.
     """
@@ -104,6 +105,7 @@ class Advice:
     gain: float
     text_count: int
     row_count: int
+    test_count: int
     targets_per_text: float
     unit: str
 
@@ -151,7 +153,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         estimate.row["advice"], estimate.row["why"] = recommend(estimate.row)
     rows_of_columns = ResultRows([estimate.row for estimate in estimates])
     gain = expected_gain(nats / targets_per_text)
-    return Advice(rows_of_columns, gain, len(corpus), row_count, targets_per_text, corpus.tokenizer.unit)
+    return Advice(rows_of_columns, gain, len(corpus), row_count, len(test), targets_per_text, corpus.tokenizer.unit)
 
 
 def expected_gain(nats: float) -> float:

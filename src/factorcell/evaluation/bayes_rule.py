@@ -23,6 +23,7 @@ from factorcell.runs.run import Run
 
 BINS = 15  # bins of equal width for the calibration error (Guo et al. 2017)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
+LINEAR = "linear"  # the priors of a linear classifier, which has learned them
 LIKELIHOOD, LINEAR_BASELINE = "likelihood", "linear baseline"  # names of parts of a combination
 CONTEXT_CLASSIFIER = "other columns, without the text"  # name of the conditional prior as a classifier
 
@@ -67,6 +68,8 @@ class Classification:
     @property
     def name(self) -> str:
         """The name of the classifier, such as "model, uniform priors, calibrated"."""
+        if self.priors == LINEAR:
+            return LINEAR_BASELINE
         settings = [f"{self.samples:,} samples"] if self.samples else []
         settings += [] if self.temperature is None else ["calibrated"]
         settings += [] if self.combination_weights is None else ["combined with a linear classifier"]
@@ -74,9 +77,11 @@ class Classification:
 
     @property
     def classifier(self) -> str:
-        """The kind of the classifier: "model", "calibrated" or "combined"."""
+        """The kind of the classifier: "model", "calibrated", "combined" or "linear"."""
         if self.combination_weights is not None:
             return "combined"
+        if self.priors == LINEAR:
+            return LINEAR
         return "model" if self.temperature is None else "calibrated"
 
     @property

@@ -85,15 +85,17 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str]) -> Iterato
         if "completion" not in facts:  # otherwise training has measured the gain from learning users
             yield unknown_users_finding(run, "development text")
     elif _is_insignificant(total):
-        effect = f"{format_difference(total, UNKNOWN_CONTEXT_GAIN)}, {total['texts']:,} development texts"
-        problem = f"the context does not significantly lower its perplexity ({effect})"
-        yield Finding("no effect", f"{run.folder}: {problem}; choose other columns, or train longer")
+        yield Finding("no effect", f"{run.folder}: the context {_effect(total)}; choose other columns, or train longer")
     else:
         for column, row in total.get("columns", {}).items():
             if column in columns and _is_insignificant(row):
-                effect = f"{format_difference(row, UNKNOWN_CONTEXT_GAIN)}, {row['texts']:,} development texts"
-                problem = f"{column} alone does not significantly lower its perplexity ({effect})"
-                yield Finding("column without effect", f"{run.folder}: {problem}; add other columns, or train longer")
+                problem = f"{column} alone {_effect(row)}; add other columns, or train longer"
+                yield Finding("column without effect", f"{run.folder}: {problem}")
+
+
+def _effect(row: Row) -> str:
+    verb = "raises" if row[f"{UNKNOWN_CONTEXT_GAIN}_high"] < 0 else "does not significantly lower"
+    return f"{verb} its perplexity ({format_difference(row, UNKNOWN_CONTEXT_GAIN)}, {row['texts']:,} development texts)"
 
 
 def _is_insignificant(row: Row) -> bool:

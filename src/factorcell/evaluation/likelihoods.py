@@ -21,7 +21,7 @@ from factorcell.errors import UserError, check_choice
 from factorcell.io import memory
 from factorcell.io.progress import progress_bar
 from factorcell.ngram.mixture import Predictor
-from factorcell.nn.language_model import Conditioning
+from factorcell.nn.language_model import Conditioning, LanguageModel
 from factorcell.nn.output import Proposal, Samples
 from factorcell.options import limits
 from factorcell.options.limits import PROPOSALS
@@ -86,7 +86,7 @@ def log_likelihoods(
             for indices in torch.split(torch.arange(len(candidates), device=run.device), max(1, fitting_count)):
                 conditioning = shared_conditioning.select(indices) if shared_conditioning else None
                 categories, numbers = (values[indices] for values in encoded)
-                nats = _candidate_nats(run, predictor, batch, (categories, numbers), conditioning, sampled_tokens)
+                nats = _candidate_nats(predictor, batch, (categories, numbers), conditioning, sampled_tokens)
                 log_probs[rows[:, None], indices.cpu().numpy()] = -nats
                 bar.update(nats.size)
     return log_probs
@@ -119,7 +119,6 @@ def _predictor(run: Run, candidate: Mapping[str, Any]) -> Predictor:
 
 
 def _candidate_nats(
-    run: Run,
     predictor: Predictor,
     batch: Batch,
     candidates: Candidates,
@@ -128,18 +127,18 @@ def _candidate_nats(
 ) -> Floats:
     """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
     text_count, candidate_count = len(batch.rows), len(candidates[0])
-    context_of_row = torch.arange(candidate_count, device=run.device).repeat(text_count)
+    context_of_row = torch.arange(candidate_count, device=predictor.device).repeat(text_count)
     contexts = _candidate_contexts(batch.context, candidates)
     if conditioning is None:
         distinct_contexts, context_of_row = contexts.distinct()
         conditioning = predictor.condition(distinct_contexts)
-    text_of_row = torch.arange(text_count, device=run.device).repeat_interleave(candidate_count)
+    text_of_row = torch.arange(text_count, device=predictor.device).repeat_interleave(candidate_count)
     repeated_batch = Batch(batch.tokens[text_of_row], batch.lengths[text_of_row], contexts, batch.rows[text_of_row])
     row_conditioning = conditioning.select(context_of_row)
-    if samples is None:
-        nats = predictor(repeated_batch, row_conditioning)
+    if samples is not None and isinstance(predictor, LanguageModel):
+        nats = predictor.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
     else:
-        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=row_conditioning)
+        nats = predictor(repeated_batch, row_conditioning)
     nats_of_texts: Floats = nats.double().sum(1).view(text_count, candidate_count).cpu().numpy()
     return nats_of_texts
 

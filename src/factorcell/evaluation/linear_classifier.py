@@ -30,7 +30,7 @@ from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
-from factorcell.evaluation.bayes_rule import Classification, to_log_prior
+from factorcell.evaluation.bayes_rule import LINEAR, Classification, to_log_prior
 from factorcell.io import files
 from factorcell.io.findings import Finding, report
 from factorcell.runs.run import Run
@@ -304,7 +304,7 @@ def discriminative_classification(test: Corpus, log_posterior: Floats) -> Classi
     """Return a classification of texts by the first category of their schema, from its log posterior (B, K)."""
     target = test.schema.categories[0]
     truth = np.maximum(target_labels(test, target.name), -1)
-    return Classification(target.values[1:], log_posterior, truth, truncated=test.truncated)
+    return Classification(target.values[1:], log_posterior, truth, LINEAR, truncated=test.truncated)
 
 
 def applicable_prior(

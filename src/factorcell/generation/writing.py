@@ -315,7 +315,8 @@ def search_beams(
             break
         request = request_tokens(unfinished, step, log_probs.shape[1])
         states, tokens, token_log_probs = task.choose(hypotheses, request, step)
-        token_log_probs = _mask_duplicates(tokens, token_log_probs.double())
+        is_duplicate = (tokens[:, :, None] == tokens[:, None, :]).tril(-1).any(2)  # of an earlier token of its row
+        token_log_probs = token_log_probs.double().masked_fill(is_duplicate, -torch.inf)
         extended = (log_probs.view(-1, 1) + token_log_probs).view(len(log_probs), -1)  # of all extensions (B, K L)
         tokens_by_context = tokens.view(len(log_probs), -1)
         is_end = tokens_by_context == constraints.end
@@ -342,9 +343,3 @@ def search_beams(
     # The remaining texts have reached the limit of tokens or of time.
     finish(unfinished, hypotheses.tokens[:, len(task.prompt) + 1 :], log_probs)
     return [[text for _, text in best_texts] for best_texts in finished]
-
-
-def _mask_duplicates(tokens: Tensor, log_probs: Tensor) -> Tensor:
-    """Return `log_probs` (B K, L) with -inf for each of the `tokens` (B K, L) that occurs earlier in its row."""
-    is_duplicate = (tokens[:, :, None] == tokens[:, None, :]).tril(-1).any(2)
-    return log_probs.masked_fill(is_duplicate, -torch.inf)

@@ -345,7 +345,8 @@ spelling_model = functools.lru_cache(maxsize=8)(SpellingModel)  # the same model
 
 def spelling_nats(corpus: Corpus) -> Floats:
     """Return the nats of the spellings of all out-of-vocabulary tokens of each text (N,)."""
-    tokens, texts = corpus.unknown_tokens()
+    tokens = [corpus.unknown_names[index] for index in corpus.unknown.values.tolist()]
+    texts = np.repeat(np.arange(len(corpus)), np.diff(corpus.unknown.offsets))
     if not tokens:
         return np.zeros(len(corpus))
     distinct_tokens, indices = np.unique(np.array(tokens, dtype=object), return_inverse=True)

@@ -40,11 +40,6 @@ class Layout:
         """Whether products are computed in bfloat16."""
         return self.products == "bfloat16"
 
-    @property
-    def state_values(self) -> int:
-        """The number of values in the state after a token: h, m, and the log probabilities of the next token."""
-        return 2 * self.hidden_size + self.vocabulary_size
-
 
 class PackedArrays:
     """Arrays by their names in native/kernels.h, with their addresses; callers must not replace them afterwards."""

@@ -64,7 +64,9 @@ def explanation_page(name: str, rows: Sequence[Row], cautions: Sequence[str] = (
     page.add("Probability of each context", tables=[_posterior_table(rows, contexts)])
     page.add("All tokens", tables=list(map(_value_table, rows)))
     page.remarks.append(POSTERIOR_REMARK)
-    return page.render("explain.html", legend=_shade_legend(contexts), texts=texts)
+    signs = zip(contexts, (1, -1), strict=False)
+    legend = [{"name": name, "style": f"color: var(--ink); {_style(sign * FULL_SHADE_NATS)}"} for name, sign in signs]
+    return page.render("explain.html", legend=legend, texts=texts)
 
 
 def _posterior_table(rows: Sequence[Row], contexts: Sequence[str]) -> Table | None:
@@ -76,11 +78,6 @@ def _posterior_table(rows: Sequence[Row], contexts: Sequence[str]) -> Table | No
         lines.append({**line, supported_ratio: with_evidence(row)[0] if has_gaps else None})
     formats = {"text": "", **dict.fromkeys(contexts, ".1%"), ratio: "+.2f", supported_ratio: "+.2f"}
     return make_table(lines, formats)
-
-
-def _shade_legend(contexts: Sequence[str]) -> list[Row]:
-    signs = zip(contexts, (1, -1), strict=False)
-    return [{"name": name, "style": f"color: var(--ink); {_style(sign * FULL_SHADE_NATS)}"} for name, sign in signs]
 
 
 def _shaded_texts(rows: Sequence[Row]) -> list[Row]:

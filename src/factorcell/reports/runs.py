@@ -221,7 +221,7 @@ def _gain_charts(run: Row, name: str) -> Iterator[Chart]:
     if columns and not total.get("only_unknown_users"):
         ranked = sorted(columns.items(), key=lambda item: -item[1][UNKNOWN_CONTEXT_GAIN])
         rows = [{"value": "all columns", **total}, *({"value": name, **row} for name, row in ranked)]
-        title = _title(name, f"gain of each column alone, %, {saved_results.DEVELOPMENT}")
+        title = _title(name, f"gain of each column alone over an unknown context, %, {saved_results.DEVELOPMENT}")
         yield Chart(charts.gain_bars(rows, UNKNOWN_CONTEXT_GAIN), title, INTERVALS)
     for result in run["results"]:
         key, gain_name = _gain_of(result)

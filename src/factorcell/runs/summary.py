@@ -117,7 +117,7 @@ def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
         else:
             parts = [variable.kind, variable.details] if variable.kind == "category" else [variable.details]
         parts += [f"{missing:,} missing"] if missing else []
-        yield label, f"{variable.name}: {'; '.join(parts)}"
+        yield label, f"{variable.source_column}: {'; '.join(parts)}"
         label = ""
 
 
@@ -130,11 +130,6 @@ def format_cell(kind: str, number: float) -> str:
     if kind == "yearday":
         return f"{date(2023, 1, 1) + timedelta(days=number):%d %b}"
     return f"{number:.6g}"
-
-
-def columns_fact(run: Run) -> Fact:
-    """Return the context columns with their details in one line."""
-    return "columns", ", ".join(variable.describe() for variable in run.schema.variables) or "none"
 
 
 def model_facts(run: Run) -> Iterator[Fact]:
@@ -230,7 +225,8 @@ def _card_facts(run: Run) -> list[tuple[str, str]]:
     rows = []
     if facts:
         rows.append(("texts", f"{facts['texts']:,} ({facts['targets']:,} {unit}s) from {facts['source']}"))
-    rows += [("vocabulary", f"{len(run.tokenizer):,} {unit}s"), columns_fact(run), *model_facts(run)]
+    columns = ", ".join(variable.describe() for variable in run.schema.variables) or "none"
+    rows += [("vocabulary", f"{len(run.tokenizer):,} {unit}s"), ("columns", columns), *model_facts(run)]
     options = [name for name, value in asdict(config.backbone).items() if value and name != "kind"]
     used = used_options(options, config, run.schema)
     rows.append(("backbone", f"{config.backbone.kind}, {config.format_options(used)}"))

@@ -66,7 +66,7 @@ def compare(
         UserError: If there is no table to evaluate on, the folder exists and `resume` is false, or a table or an option
             is not valid.
     """
-    folder, specified = Path(out), options_by_section(options, PARAMETERS)
+    folder, specified = Path(out), options_by_section(options, PARAMETERS, minutes)
     [seeds] = limits.check(seeds=seeds)
     table = dev if test is None else test
     if table is None:
@@ -81,9 +81,8 @@ def compare(
         _, *frequent_values = variable.values  # the first is the unknown value
         require_labels(table, variable, frequent_values, config.data, ACCURACY_REASON)
     evaluations: dict[str, list[EvaluatedTraining]] = {model: [] for model in models}
-    for model, run in train_models(
-        source, dev, specified, folder, models, seeds=seeds, minutes=minutes, preset=preset, resume=resume
-    ):
+    settings = {"minutes": minutes, "preset": preset, "resume": resume, "compare_ngram": ngram}
+    for model, run in train_models(source, dev, specified, folder, models, seeds=seeds, **settings):
         evaluations[model].append(_evaluate_run(run, table, target))
     if ngram:
         evaluations[NGRAM] = [_evaluate_ngram(corpus, config, folder / NGRAM, table)]

@@ -102,7 +102,7 @@ def fit(
         UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
             finite.
     """
-    specified = options_by_section(options, PARAMETERS)
+    specified = options_by_section(options, PARAMETERS, minutes)
     return train_run(source, dev, specified, out, minutes=minutes, preset=preset, resume=resume)
 
 

@@ -141,10 +141,12 @@ def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> t
     """Count n-grams by the values of a category; return the column and the orders of its counts.
 
     It is the category with the fewest nats of development texts, for short n-grams that are counted in a part of the
-    training texts. Counts of one user would reproduce what this user wrote, so the user column is left out.
+    training texts. Counts of one user would reproduce what this user wrote, so the user column is left out, and a
+    category with one frequent value has the counts of all texts.
     """
     variables, user = run.schema.categories, run.config.data.user
-    columns = [column for column, variable in enumerate(variables) if variable.source_column != user]
+    names = {variable.name for variable in variables if variable.source_column != user and len(variable.values) > 2}
+    columns = [column for column, variable in enumerate(variables) if variable.name in names]
     if not (columns and run.model.is_adapted):
         return None, []
     best_column = columns[0]

@@ -236,7 +236,10 @@ class Trainer:
         loss = nats.sum() / target_count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        row_gradients = [[_gradient_or_zeros(values) for values in group_values] for group_values in row_values]
+        row_gradients = [
+            [torch.zeros_like(values) if values.grad is None else values.grad for values in group_values]
+            for group_values in row_values
+        ]
         gradients = [*self._gradients(), *itertools.chain.from_iterable(row_gradients)]
         norm = torch.nn.utils.get_total_norm(gradients)
         if bool(norm > MAX_GRADIENT_NORM):
@@ -384,10 +387,6 @@ def _with_layout_of(parameter: Tensor, tensor: Tensor) -> Tensor:
     if tensor.shape != parameter.shape:
         return tensor.to(parameter.device)
     return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
-
-
-def _gradient_or_zeros(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def train(

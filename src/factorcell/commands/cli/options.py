@@ -125,7 +125,7 @@ def selected(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def prepare_training(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Set the number of threads that a training command specifies; return its config options by section."""
-    specified = options_by_section(option_values(arguments))
+    specified = options_by_section(option_values(arguments), minutes=getattr(arguments, "minutes", None))
     set_threads(Config.from_dict(specified).training.threads)
     return specified
 

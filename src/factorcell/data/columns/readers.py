@@ -42,6 +42,7 @@ from factorcell.errors import UserError, nearest_hint, similar_names
 from factorcell.io.findings import Finding, report
 
 START = 0  # provisional id of the start token in prompts
+MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
 # The end of the message about a value that the parser of a kind cannot read.
 PROBLEMS = {
@@ -295,7 +296,7 @@ class TextReader(ColumnReader):
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with its frequent words and their weights in the mean embedding of all texts."""
-        min_count = config.min_word_count
+        min_count = min(MAX_MIN_WORD_COUNT, config.min_context_count or MAX_MIN_WORD_COUNT)
         counts = np.bincount(self.all_values(), minlength=len(self.ids)).tolist()
         count_by_word = dict(zip(self.ids, counts, strict=True))
         frequent_words = [word for word in self.ids if count_by_word[word] >= min_count]

@@ -38,6 +38,7 @@ CONVERSION_ERRORS = (ValueError, OverflowError, TypeError, pa.ArrowException)
 MAX_ROW_LENGTH = 1 << 24  # maximum number of characters of a line of a text file, or of a row of a CSV file
 ARROW_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # Arrow's names, by the ending of the file name
 COMPRESSIONS = (*ARROW_COMPRESSIONS, ".xz")  # endings of the names of compressed files
+CONVERT = "convert it, for example from Windows: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW"
 ESCAPED_BYTE = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8, in the error handler surrogateescape
 # The first bytes of files that are not text in UTF-8, with the format and the remedy.
 OTHER_FORMATS = {
@@ -145,7 +146,7 @@ class Content:
                 for line_number, line in enumerate(iter(read_line, ""), 1):
                     if not line.isascii() and (invalid := ESCAPED_BYTE.search(line)):
                         place = f"byte 0x{ord(invalid[0]) - 0xDC00:02x} at column {invalid.start() + 1}"
-                        raise UserError(f"{self.path} line {line_number}: not UTF-8 ({place}); convert it first")
+                        raise UserError(f"{self.path} line {line_number}: not UTF-8 ({place}); {CONVERT}")
                     if len(line) > MAX_ROW_LENGTH:
                         raise UserError(f"{self.path} line {line_number}: longer than {MAX_ROW_LENGTH:,} characters")
                     yield line

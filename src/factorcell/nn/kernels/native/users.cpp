@@ -141,15 +141,21 @@ void factorcell_features(Blend *a) {
     none[NONE] = 1, none[NONE_REST] = log_rest, none[NONE_TYPED] = log_typed;
 }
 
-// Rank the candidates, and choose those that are suggested: texts without typos first, but for invented texts that are less
-// probable than corrections of the prefix. At most `count` texts are suggested.
+// Rank the candidates, and choose at most `count` suggestions: texts without typos first, but for invented texts that are
+// less probable than corrections of the prefix. No text with typos replaces a known text without.
 void factorcell_blend(Blend *a) {
     rank(*a);
-    std::vector<int64_t> places(a->texts);
-    a->count = std::min(a->count, show(a->evidence, a->texts, a->threshold, places.data()));
-    for (int64_t i = 0; i < a->count; i++) a->suggestions[i] = a->order[places[i]];
+    std::vector<int64_t> places(a->texts), best;
+    places.resize(show(a->evidence, a->texts, a->threshold, places.data()));
+    for (int64_t i = 0; i < static_cast<int64_t>(places.size()); i++) {
+        const int64_t text = a->order[places[i]];
+        const bool is_certain = a->typos[text] == 0 && !is_invented(a->features + text * FEATURES);
+        if (i < a->count || is_certain) best.push_back(text);
+    }
     const std::vector<bool> is_later = find_later(*a);
-    std::stable_partition(a->suggestions, a->suggestions + a->count, [&](int64_t text) { return !is_later[text]; });
+    std::stable_partition(best.begin(), best.end(), [&](int64_t text) { return !is_later[text]; });
+    a->count = std::min(a->count, static_cast<int64_t>(best.size()));
+    std::copy(best.begin(), best.begin() + a->count, a->suggestions);
 }
 
 // Write the places of the ranked texts that are suggested with `threshold` (N,), and return their number.
