@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test fast check-slow faults bench tables docs wheel lint types format clean
+.PHONY: help setup demo test fast check-slow faults bench tables docs wheel web lint types format clean
 
 help:
 	@echo 'make setup       install factorcell and its tools into $(VENV); targets that need them do so first'
@@ -41,6 +41,7 @@ help:
 	@echo 'make tables      the tables and figures of the papers in docs/, from the rows in experiments/results/'
 	@echo 'make docs        the documentation site, into site/; a broken link is an error'
 	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can'
+	@echo 'make web         the npm package of completion in a browser, in web/dist/; needs Emscripten and Node'
 	@echo 'make lint        ruff: rules and format, nothing changed'
 	@echo 'make types       mypy, strict'
 	@echo 'make format      ruff: rewrite the files'
@@ -126,10 +127,26 @@ wheel: $(WHEEL_VENV)/.installed
 	    then rm $$wheel; else echo "no manylinux wheel: $$(echo "$$output" | tail -n 1)"; fi ;; \
 	  esac; done; ls -l *
 
+# The compiled completer for a browser: one instruction set, without exceptions and threads.
+KERNELS := src/factorcell/nn/kernels/native
+EMXX ?= em++
+EMFLAGS := -std=c++20 -O3 -msimd128 -fno-exceptions -fno-rtti -I$(KERNELS) --no-entry -sSTANDALONE_WASM \
+  -sALLOW_MEMORY_GROWTH -sERROR_ON_UNDEFINED_SYMBOLS=0 -sEXPORTED_FUNCTIONS=_malloc,_free
+
+web/dist/factorcell.wasm: $(NATIVE) $(wildcard web/native/*)
+	@mkdir -p web/dist
+	$(EMXX) $(EMFLAGS) $(addprefix $(KERNELS)/,plain.cpp users.cpp completer.cpp) web/native/web.cpp -o $@
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
+
+web: web/dist/factorcell.wasm web/node_modules/.package-lock.json
+	cd web && npm run --silent build
+
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site web/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

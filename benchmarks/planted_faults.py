@@ -72,11 +72,9 @@ FAULTS = [
         "evaluation/test_statistics.py",
     ),
     Fault("bootstrap.py", "QUANTILES = (0.025, 0.975)", "QUANTILES = (0.05, 0.95)", "test_bootstrap.py"),
-    Fault("completion/online.py", "(1 - DECAY) * change**2", "(1 - DECAY) * change", "completion/test_online.py"),
-    Fault("completion/online.py", "(max_norm / norm)", "max_norm", "completion/test_online.py"),
-    Fault(
-        "completion/blend.py", "probability >= threshold or", "probability > threshold or", "completion/test_blend.py"
-    ),
+    Fault("completion/online.py", "rate=self.rate", "rate=2 * self.rate", "completion/test_online.py"),
+    Fault("completion/online.py", "max_norm=max_norm", "max_norm=math.inf", "completion/test_online.py"),
+    Fault("completion/blend.py", "threshold=self.threshold", "threshold=0.0", "completion/test_blend.py"),
     Fault("completion/blend.py", '"own last": LESS', '"own last": MORE', "completion/test_blend.py"),
     Fault(
         "completion/typos.py",

@@ -49,7 +49,7 @@ def candidates_of(*, none: Mapping[str, float], **features_of_texts: Mapping[str
 
 
 def probabilities(weights: BlendWeights, candidates: Candidates) -> list[float]:
-    return [math.exp(log_prob) for log_prob in weights.log_probabilities(candidates.features)]
+    return [math.exp(log_prob) for log_prob in weights.rank(candidates, 0).log_probabilities]
 
 
 def suggested(blend: Blend, prefix: str, user: User) -> list[str]:
@@ -171,9 +171,9 @@ def test_the_threshold_is_the_lowest_with_few_wrong_inventions() -> None:
     ],
 )
 def test_inventions_need_evidence_to_be_first_and_a_tenth_of_it_to_follow(threshold: float, shown: list[int]) -> None:
-    evidence = (0.5, blend_module.KNOWN, 0.2, 0.06, 0.04)
+    evidence = np.array([0.5, blend_module.KNOWN, 0.2, 0.06, 0.04])
     assert blend_module._shown(evidence, threshold) == shown
-    assert blend_module._shown((0.3, 0.2), 0.31) == []  # a short list is better than an invented one
+    assert blend_module._shown(np.array([0.3, 0.2]), 0.31) == []  # a short list is better than an invented one
 
 
 def test_a_suggestion_names_the_sources_that_propose_it() -> None:

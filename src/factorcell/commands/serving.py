@@ -16,7 +16,7 @@ from factorcell.commands.cli.parser import OUTPUT_FOLDER, Parser
 from factorcell.errors import UserError
 from factorcell.io import input_files
 from factorcell.io.progress import progress_bar
-from factorcell.options.limits import EXPORT_FORMATS, KEY_SCOPES, STORE_VARIABLE
+from factorcell.options.limits import EXPORT_FORMATS, KEY_SCOPES, STORE_VARIABLE, WEB
 
 if TYPE_CHECKING:
     from factorcell.service.record import Record
@@ -106,8 +106,10 @@ def train_demo_run(folder: Path, epochs: float | None = None) -> None:
 def add_export_arguments(parser: Parser) -> None:
     parser.add("run", help="run folder")
     parser.add("folder", type=OUTPUT_FOLDER, metavar="DIR", help="folder to write, new or empty")
-    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp, onnx: graphs"
-    parser.add("--to", choices=EXPORT_FORMATS, default="lora", help=f"{help_text} (default: lora)")
+    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp, onnx: graphs of "
+    help_text += "a recurrent model, web: a model that completes texts and learns its user in a browser"
+    parser.add("--to", choices=(*EXPORT_FORMATS, WEB), default="lora", help=f"{help_text} (default: lora)")
+    parser.add("--block", type=Path, help="file of phrases that are never suggested, one per line (web)")
     parser.add("--context")
     help_text = "approximate the bias of the output layer if a merged model has no place for it, and report the effect "
     help_text += "on the perplexity of the texts in TABLE"
@@ -125,6 +127,16 @@ def run_export(arguments: argparse.Namespace) -> None:
     run = Run.open(arguments.run, mixture=False)
     context = options.parse_context(run, arguments.context)
     report_run(run, context)
+    if arguments.to == WEB:
+        from factorcell.completion.device import export_to_device
+        from factorcell.service.privacy import BlockList
+
+        blocked = BlockList([]) if arguments.block is None else BlockList.read(arguments.block)
+        selected = options.selected(arguments, "unknown")
+        export_to_device(
+            run, arguments.folder, context=context, blocked=blocked.phrases, is_allowed=blocked, **selected
+        )
+        return
     settings = options.selected(arguments, "to", "approximate", "unknown")
     export(run, arguments.folder, context=context, **settings)
 

@@ -10,18 +10,21 @@ keep the scores of texts in the order of their counts if all else is equal. The 
 open (section 5.5).
 
 A text that only the model proposes may be one that nobody would ever enter. It is suggested first only if p(x) reaches
-a threshold, which is fitted too; after another text, a tenth of it suffices.
+a threshold, which is fitted too; after another text, a tenth of it suffices. Compiled code computes the features and
+the ranking (native/users.cpp); this module fits the weights.
 
 Shapes: N examples, C alternatives, F features.
 """
 
+import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from factorcell.completion.completer import Completer, Suggestions, TextFilter, TypedText, public_filter
@@ -31,6 +34,8 @@ from factorcell.completion.search import Stop
 from factorcell.data.counts import POPULARITY
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.nn.kernels import library
+from factorcell.nn.kernels.signatures import BLEND
 from factorcell.options import limits
 from factorcell.runs.run import Run
 
@@ -40,7 +45,6 @@ PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances
 # Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. For it,
 # the threshold may lower the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
 MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.1, 0.02
-LATER_SHARE = 0.1  # an invented text after another text needs this share of the threshold
 # Factor on the odds of the threshold that suffices for the development users, because other users differ from them.
 ODDS_MARGIN = 1.5
 KNOWN = math.inf  # the evidence for a text that popular texts or the history contain
@@ -58,7 +62,6 @@ SOURCES: dict[str, dict[str, tuple[float, float]]] = {
 ORDERS = {"model": "model log p", "popularity": "popular log share", "history": "own log share"}
 BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds in features.items()}
 FEATURES = tuple(BOUNDS)
-MODEL_LOG_PROB = FEATURES.index("model log p")
 # Source -> the index of the feature that is 1 for its texts and 0 for all others.
 INDICATORS = {source: FEATURES.index(name) for source, name in zip(ORDERS, ("model", "popular", "own"), strict=True)}
 
@@ -71,27 +74,21 @@ class Candidates:
     features: Floats  # of the texts, and of "none of them" in the last row (C, F)
     typos: Sequence[int]  # the number of typing errors of the prefix, if the user intends the text (C - 1,)
 
-    @property
-    def is_invented(self) -> NDArray[np.bool_]:
-        """Whether each text is neither a popular text nor one of the user's own texts (C - 1,)."""
-        is_popular, is_own = (self.features[:-1, INDICATORS[source]] != 0 for source in ("popularity", "history"))
-        is_invented: NDArray[np.bool_] = ~(is_popular | is_own)
-        return is_invented
-
-    @property
-    def is_doubtful(self) -> NDArray[np.bool_]:
-        """Whether each text is invented, and for the model less probable than a known text with typos (C - 1,)."""
-        is_model_text, log_probs = self.features[:-1, INDICATORS["model"]] != 0, self.features[:-1, MODEL_LOG_PROB]
-        is_correction = is_model_text & ~self.is_invented & (np.array(self.typos) > 0)
-        is_doubtful: NDArray[np.bool_] = self.is_invented & (log_probs < log_probs[is_correction].max(initial=-np.inf))
-        return is_doubtful
-
     def rank_alone(self, text: str, source: str) -> int | None:
         """Return the rank of `text` among the texts of one source, from 1; None if the source does not propose it."""
         order, indicator = FEATURES.index(ORDERS[source]), INDICATORS[source]
         rows = zip(self.features[:-1].tolist(), self.texts, strict=True)
         ranked = sorted((-features[order], proposed) for features, proposed in rows if features[indicator])
         return rank_of(text, [proposed for _, proposed in ranked])
+
+
+class Ranking(NamedTuple):
+    """The ranked candidates for a prefix, as compiled code writes them."""
+
+    log_probabilities: Floats  # of all alternatives (C,)
+    order: NDArray[np.int64]  # the indices of the texts, the most probable first (C - 1,)
+    evidence: Floats  # for each ranked text: its probability if it is invented, and otherwise `KNOWN` (C - 1,)
+    suggestions: NDArray[np.int64]  # the indices of the texts that are suggested, the best first
 
 
 Example = tuple[Candidates, str]  # the candidates for a prefix, and the text that the user entered
@@ -132,11 +129,23 @@ class BlendWeights:
         """The weights in the order of `FEATURES` (F,)."""
         return np.array([self.values[feature] for feature in FEATURES])
 
-    def log_probabilities(self, features: Floats) -> Floats:
-        """Return the log probability of each alternative (C,) with the features (C, F)."""
-        scores: Floats = features @ self.array
-        log_probs: Floats = scores - np.logaddexp.reduce(scores)
-        return log_probs
+    def rank(self, candidates: Candidates, k: int) -> Ranking:
+        """Rank the candidates, and choose at most `k` of them as suggestions."""
+        count = len(candidates.texts)
+        order = sorted(range(count), key=candidates.texts.__getitem__)
+        ranking = Ranking(np.empty(count + 1), np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64))
+        arrays = {
+            "features": candidates.features,
+            "typos": np.array(candidates.typos, np.int64),
+            "places": np.argsort(order),
+            "weights": self.array,
+            **ranking._asdict(),
+        }
+        numbers = {"texts": count, "alternatives": count + 1, "count": k}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        arguments = BLEND.checked_arguments(numbers, tensors, threshold=self.threshold)
+        library.required().factorcell_blend(ctypes.byref(arguments))
+        return ranking._replace(suggestions=ranking.suggestions[: arguments.count])
 
     def merge(self, candidates: Candidates, k: int) -> list[Suggestion]:
         """Return the best `k` candidates, with probabilities among all alternatives.
@@ -144,21 +153,16 @@ class BlendWeights:
         Those without typos come first, but for invented texts that are less probable than corrections of the prefix;
         no text with typos replaces a known text without.
         """
-        log_probs = self.log_probabilities(candidates.features)
-        order, evidence = _rank(candidates, log_probs)
-        has_typos, is_invented = np.array(candidates.typos) > 0, candidates.is_invented
-        shown = [order[place] for place in _shown(evidence, self.threshold)]
-        is_certain, comes_later = ~(has_typos | is_invented), has_typos | candidates.is_doubtful
-        best = [index for place, index in enumerate(shown) if place < k or is_certain[index]]
-        best.sort(key=lambda index: comes_later[index])  # the sort is stable
+        ranking = self.rank(candidates, k)
         suggestions, weights = list[Suggestion](), self.array
-        for index in best[:k]:
+        for index in ranking.suggestions.tolist():
             features = candidates.features[index]
             sources = "+".join(source for source, indicator in INDICATORS.items() if features[indicator])
             terms = dict(zip(FEATURES, features * weights, strict=True))
             parts = {source: float(sum(terms[feature] for feature in SOURCES[source])) for source in INDICATORS}
             text, typos = candidates.texts[index], candidates.typos[index]
-            suggestions.append(Suggestion(text, float(log_probs[index]), sources, typos, parts))
+            log_prob = float(ranking.log_probabilities[index])
+            suggestions.append(Suggestion(text, log_prob, sources, typos, parts))
         return suggestions
 
     @classmethod
@@ -195,18 +199,20 @@ class BlendWeights:
     def fit_threshold(self, examples: Sequence[Example]) -> float:
         """Return the lowest threshold with few wrong invented texts at the top that costs little reciprocal rank."""
         # For each example, the evidence for the ranked texts, and the place of the entered one
-        lists = list[tuple[list[float], int | None]]()
+        lists = list[tuple[Floats, int | None]]()
         for candidates, text in examples:
-            order, evidence = _rank(candidates, self.log_probabilities(candidates.features))
-            places = (place for place, index in enumerate(order) if candidates.texts[index] == text)
-            lists.append((evidence, next(places, None)))
+            ranking = self.rank(candidates, 0)
+            places = (place for place, index in enumerate(ranking.order) if candidates.texts[index] == text)
+            lists.append((ranking.evidence, next(places, None)))
 
         def sum_of_ranks(threshold: float) -> float:
             """Return the sum of the reciprocal ranks of the entered texts."""
             shown_and_entered = ((_shown(evidence, threshold), entered) for evidence, entered in lists)
             return sum(1 / (1 + shown.index(entered)) for shown, entered in shown_and_entered if entered in shown)
 
-        invented = [(evidence[0], entered) for evidence, entered in lists if evidence and evidence[0] < KNOWN]
+        invented = [
+            (float(evidence[0]), entered) for evidence, entered in lists if len(evidence) and evidence[0] < KNOWN
+        ]
         sufficient = sorted({0.0, *(probability for probability, _ in invented)})
         best_alone = max(
             sum(1 / rank for candidates, text in examples if (rank := candidates.rank_alone(text, source)))
@@ -226,28 +232,13 @@ class BlendWeights:
         return best
 
 
-def _rank(candidates: Candidates, log_probs: Floats) -> tuple[list[int], list[float]]:
-    """Return the indices of the texts, the most probable first, and the evidence for each of them (`_shown`)."""
-    texts, negative_log_probs = candidates.texts, (-log_probs).tolist()
-    order = sorted(range(len(texts)), key=lambda index: (negative_log_probs[index], texts[index]))
-    evidence = np.where(candidates.is_invented, np.exp(log_probs[:-1]), KNOWN)
-    return order, evidence[order].tolist()
-
-
-def _shown(evidence: Sequence[float], threshold: float) -> list[int]:
-    """Return the places of the texts that are suggested, in this order.
-
-    The `evidence` for a text is its probability if it is invented, and otherwise `KNOWN`; the best text is the first.
-    An invented text that does not reach the threshold waits for another text, which it may then follow.
-    """
-    shown, waiting = list[int](), list[int]()
-    for index, probability in enumerate(evidence):
-        if probability >= threshold or (shown and probability >= LATER_SHARE * threshold):
-            shown += [index, *waiting]
-            waiting = []
-        elif probability >= LATER_SHARE * threshold:
-            waiting.append(index)
-    return shown
+def _shown(evidence: Floats, threshold: float) -> list[int]:
+    """Return the places of the ranked texts that are suggested with a `threshold`, in this order (`Ranking`)."""
+    places = np.empty(len(evidence), np.int64)
+    evidence_address, places_address = (ctypes.c_void_p(array.ctypes.data) for array in (evidence, places))
+    function, count = library.required().factorcell_shown, ctypes.c_int64(len(evidence))
+    listed = function(evidence_address, count, ctypes.c_double(threshold), places_address)
+    return list(map(int, places[:listed]))
 
 
 # Rounded weights, fitted to made queries (experiments/made_logs.py); `train` and `tune-online` fit those of a run.
@@ -344,20 +335,18 @@ def compute_features(
     ages: dict[str, int] = {}  # text of the history -> number of texts that the user entered after it
     for age, text in enumerate(reversed(history.texts)):
         ages.setdefault(text, age)
-    log_count_total = math.log(max(1, sum(counts.get(text, 0) for text in texts)))
-    min_log_prob = min(model_log_probs.values(), default=0.0)
-    proposed_by_model = min(1 - 1e-6, sum(map(math.exp, model_log_probs.values())))  # in total, below 1
-    log_rest = math.log1p(-proposed_by_model)  # log probability of all texts that the model does not propose
-    log_prefix_length = math.log1p(prefix_length)
-    features = np.zeros((len(texts) + 1, len(FEATURES)))
-    for text, row in zip(texts, features[:-1], strict=True):
-        row[:3] = (1, model_log_probs[text], 0) if text in model_log_probs else (0, min_log_prob, log_rest)
-        if count := counts.get(text):
-            row[3:6] = 1, math.log(count) - log_count_total, log_count_total
-        if text in ages:
-            row[6:10] = 1, math.log(history.shares[text]), math.log1p(ages[text]), log_prefix_length
-    features[-1, 10:] = 1, log_rest, log_prefix_length
-    return features
+    features = torch.empty(len(texts) + 1, len(FEATURES), dtype=torch.double)
+    arrays = {
+        "log_probs": torch.tensor([model_log_probs.get(text, math.nan) for text in texts], dtype=torch.double),
+        "counts": torch.tensor([counts.get(text, 0) for text in texts], dtype=torch.int64),
+        "shares": torch.tensor([history.shares.get(text, 0.0) for text in texts], dtype=torch.double),
+        "ages": torch.tensor([ages.get(text, 0) for text in texts], dtype=torch.int64),
+        "features": features,
+    }
+    numbers = {"texts": len(texts), "alternatives": len(texts) + 1, "typed": prefix_length}
+    arguments = BLEND.checked_arguments(numbers, arrays, threshold=0.0)
+    library.required().factorcell_features(ctypes.byref(arguments))
+    return features.numpy()
 
 
 def new_suggester(run: Run, *, is_allowed: TextFilter | None = None, **options: Any) -> Completer:

@@ -9,10 +9,12 @@
 (Duchi et al. 2011; Zeiler 2012.) s (k) is the sum or mean of squared gradients, d (k) the mean of squared changes v,
 and e = 1e-6. A vector u whose norm exceeds a maximum is scaled down to it. A new user starts with the vector of the
 unknown user, which represents the rare users of training. A `User` is immutable: learning returns a new `User`.
+Compiled code computes the update, and the gradient of the models that it supports (`nn.learning`).
 
 Shapes: B users, k size of a user vector, S rows of optimizer state (s and d).
 """
 
+import ctypes
 import json
 import math
 import zlib
@@ -33,6 +35,9 @@ from factorcell.data.text_folds import MAX_SHOWN, clean_text
 from factorcell.errors import UserError, check_choice, check_format
 from factorcell.io import files
 from factorcell.ngram.mixture import Predictor
+from factorcell.nn.kernels import library
+from factorcell.nn.kernels.signatures import UPDATE
+from factorcell.nn.learning import UserModel
 from factorcell.options import limits
 from factorcell.options.limits import check_unknown
 from factorcell.runs.run import FINGERPRINT_BYTES, Run
@@ -43,7 +48,6 @@ Contexts = Sequence[Mapping[str, Any]]  # for each text, column -> value
 SETTINGS = "completion.json"  # file in a run folder that stores the learning rule and the weights of the blend
 FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of a stored user
 MAGIC, CHECKSUM_BYTES = b"fcu", 4  # first bytes of every stored user, and size of its checksum
-DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
 MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
 OPTIMIZERS = {"adagrad": 1, "adadelta": 2, "sgd": 0}  # name -> number of rows of the state
 
@@ -98,19 +102,12 @@ class LearningRule:
 
         `max_norm` is the largest norm of the vector. Numbers of the results may be infinite.
         """
-        change = -gradient
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self.optimizer == "adagrad":
-                state = state + gradient**2
-                change = change / (np.sqrt(state[0]) + EPSILON)
-            elif self.optimizer == "adadelta":
-                squared_gradients = DECAY * state[0] + (1 - DECAY) * gradient**2
-                change = change * np.sqrt((state[1] + EPSILON) / (squared_gradients + EPSILON))
-                state = np.stack([squared_gradients, DECAY * state[1] + (1 - DECAY) * change**2])
-            vector = vector + self.rate * change
-            norm = float(np.linalg.norm(vector))
-            vector = vector * (max_norm / norm) if norm > max_norm else vector
-            return vector.astype(np.float32), state.astype(np.float32)
+        vector_after, state_after = torch.tensor(vector), torch.tensor(state)  # copies
+        arrays = {"gradient": torch.tensor(gradient), "vector": vector_after, "state": state_after}
+        numbers = {"size": len(vector), "rows": len(state)}
+        arguments = UPDATE.checked_arguments(numbers, arrays, rate=self.rate, max_norm=max_norm)
+        library.required().factorcell_update(ctypes.byref(arguments))
+        return vector_after.numpy(), state_after.numpy()
 
 
 def read_settings(folder: str | Path) -> dict[str, Any] | None:
@@ -237,6 +234,7 @@ class Learner:
         self.unknown_vector: Floats = table[0].copy()
         self.state_shape = OPTIMIZERS[self.rule.optimizer], len(self.unknown_vector)
         self.packed = run.model.backbone.pack()
+        self.user_model = UserModel.from_model(run.model, self.variable)
         largest_norm = float(np.linalg.norm(table, axis=1).max())
         self.max_vector_norm = self.rule.max_norm * largest_norm if self.rule.max_norm else math.inf
 
@@ -285,7 +283,10 @@ class Learner:
         self, vectors: Floats, texts: Sequence[str], contexts: Contexts
     ) -> tuple[NDArray[np.float64], Floats]:
         """Return the nats (B,) of texts under the neural model, and the gradients in the user `vectors` (B, k)."""
-        with torch.enable_grad():
+        if self.user_model is not None:
+            corpus = self.run.read(texts, contexts, unknown=self.unknown_policy)
+            return self.user_model.gradients(torch.tensor(vectors), corpus)
+        with torch.enable_grad():  # for a Transformer, another recurrent cell, or a GPU
             user_vectors = torch.tensor(vectors, device=self.run.device, requires_grad=True)
             nats = self._nats(self.run.model, user_vectors, texts, contexts)
             (gradients,) = torch.autograd.grad(nats.sum(), user_vectors)

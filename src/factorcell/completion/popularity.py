@@ -157,17 +157,21 @@ class Popularity(TextLookup):
         Raises:
             UserError: The run folder has no popular texts; training stores them only with a user column.
         """
-        path = run.folder / POPULARITY
-        if not path.exists():
-            raise UserError(
-                f"{run.folder}: no {POPULARITY}; training writes it with --user COLUMN and --tokenizer char, grapheme, "
-                "bpe or pretrained"
-            )
-        text_counts = TextCounts.open(path)
-        if is_allowed is not None:
-            allowed = {text: count for text, count in text_counts.counts.items() if is_allowed(text)}
-            text_counts = replace(text_counts, counts=allowed)
-        return cls(text_counts)
+        return cls(popular_counts(run, is_allowed))
+
+
+def popular_counts(run: Run, is_allowed: Callable[[str], bool] | None = None) -> TextCounts:
+    """Return the counts of popular training texts of `run`, with the arguments and errors of `Popularity.from_run`."""
+    path = run.folder / POPULARITY
+    if not path.exists():
+        raise UserError(
+            f"{run.folder}: no {POPULARITY}; training writes it with --user COLUMN and --tokenizer char, grapheme, "
+            "bpe or pretrained"
+        )
+    text_counts = TextCounts.open(path)
+    if is_allowed is None:
+        return text_counts
+    return replace(text_counts, counts={text: n for text, n in text_counts.counts.items() if is_allowed(text)})
 
 
 @dataclass(frozen=True)

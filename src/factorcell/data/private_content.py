@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 
 import regex
 
-from factorcell.data.text_folds import HANGUL, UNSPACED, screening
+from factorcell.data.text_folds import HANGUL, UNSPACED, character_ranges, screening
 from factorcell.options import limits
 
 Match: TypeAlias = "regex.Match[str]"
@@ -43,10 +43,10 @@ _TABLES = tomllib.loads((resources.files("factorcell") / "assets" / "private_con
 _PARTS = {"unspaced": UNSPACED, "hangul": HANGUL}
 
 
-def _expand(pattern: str | list[str]) -> str:
+def _expand(pattern: str | list[str], parts: Mapping[str, str] = _PARTS) -> str:
     """Return a pattern of the tables in which each {name} is replaced by a part; a list becomes its alternatives."""
     alternatives = pattern if isinstance(pattern, str) else f"(?:{'|'.join(pattern)})"
-    return str(regex.sub(r"\{([a-z_]+)\}", lambda match: _PARTS[match[1]], alternatives))
+    return str(regex.sub(r"\{([a-z_]+)\}", lambda match: parts[match[1]], alternatives))
 
 
 for _name, _part in _TABLES["parts"].items():
@@ -54,6 +54,21 @@ for _name, _part in _TABLES["parts"].items():
 ORDINARY_WORDS = frozenset(_TABLES["words"]["ordinary"].split())
 ORDINARY_ENDINGS = tuple(_TABLES["words"]["ordinary_endings"])
 PATTERNS = {name: regex.compile(_expand(pattern), regex.IGNORECASE) for name, pattern in _TABLES["patterns"].items()}
+
+
+def tables() -> dict[str, Any]:
+    """Return the rules with whole patterns, for another program; its patterns have {unspaced} and {hangul}."""
+    names = {**_PARTS, "unspaced": "{unspaced}", "hangul": "{hangul}"}
+    for name, part in _TABLES["parts"].items():
+        names[name] = _expand(part, names)
+    rules = [
+        {key: _expand(rule[key], names) if key in ("hint", "pattern") else rule[key] for key in rule}
+        for rule in _TABLES["rules"]
+    ]
+    patterns = {name: _expand(pattern, names) for name, pattern in _TABLES["patterns"].items()}
+    ranges = {name: character_ranges(f"[{_PARTS[name]}]") for name in ("unspaced", "hangul")}
+    words = {"ordinary": sorted(ORDINARY_WORDS), "ordinary_endings": ORDINARY_ENDINGS}
+    return {"rules": rules, "patterns": patterns, "ranges": ranges, "words": words}
 
 
 def find_private_content(text: str, context: Mapping[str, Any] | None = None) -> str | None:

@@ -114,6 +114,37 @@ def screening(text: str, *, ignore_case: bool = False) -> str:
     return unicodedata.normalize("NFC", form.casefold()) if ignore_case else form
 
 
+def character_ranges(pattern: str) -> list[tuple[int, int]]:
+    """Return the first and the last code point of each range of characters that match a class of characters."""
+    matches = regex.finditer(f"{pattern}+", _all_characters(), regex.V1)
+    return [(ord(match[0][0]), ord(match[0][-1])) for match in matches]
+
+
+def tables() -> dict[str, Any]:
+    """Return the tables with which another program computes `same_text` and `screening`.
+
+    `meaningless` and `unseen` are ranges of removed characters, `forms` has the form of each other character that
+    `screening` changes, and `case` what it makes of a character without case.
+    """
+    characters = _all_characters()
+    special = {c for c in characters if unicodedata.decomposition(c) or unicodedata.digit(c, None) is not None}
+    special.update(c for c in characters if unicodedata.category(c) == "So")
+    for pattern, _ in _FORMS[1:]:
+        special.update(pattern.findall(characters))
+    forms = ((character, _look_alike(character)) for character in sorted(special))
+    folded = ((character, character.casefold()) for character in characters)
+    return {
+        "meaningless": character_ranges(f"[{_INVISIBLE}--{_SELECTIVE}]"),
+        "unseen": character_ranges(_UNSEEN),
+        "forms": {character: form for character, form in forms if form not in ("", character)},
+        "case": {character: form for character, form in folded if form != character},
+    }
+
+
+def _all_characters() -> str:
+    return "".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))  # without surrogates
+
+
 def lower_case(text: str) -> str:
     """Return `text` in NFC and lower case, such that the form of a prefix begins the form of each of its texts.
 

@@ -255,13 +255,16 @@ class LanguageModel(nn.Module):
         start = self.backbone.start(conditions, vector.shape[0])
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
-        prompts = self._names_and_prompts(context)
-        if any(len(prompt.ids) for prompt in prompts):
-            tokens = reduce(IdLists.join, prompts)
+        if (tokens := self.prompt_tokens(context)) is not None:
             ids = tokens.padded().clamp(min=0)
             inputs = F.embedding(ids, self.embedding) if embed is None else embed(ids)
             _, start = self.backbone(inputs, conditions, start, tokens.sizes)
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
+
+    def prompt_tokens(self, context: Context) -> IdLists | None:
+        """Return the tokens of names and prompts, which the model reads before B texts; None if there are none."""
+        prompts = self._names_and_prompts(context)
+        return reduce(IdLists.join, prompts) if any(len(prompt.ids) for prompt in prompts) else None
 
     def _names_and_prompts(self, context: Context) -> tuple[IdLists, ...]:
         """Return the names and prompts of B texts."""

@@ -1,4 +1,4 @@
-"""Packing of a model's weights, and of the weights that one context determines, into the form for the compiled search.
+"""Packing of a model's weights, and of the weights that one context determines, into the form for the compiled code.
 
 Shapes: V vocabulary, E embedding, H hidden, R rank, N rows and M columns of a matrix.
 """
@@ -66,7 +66,7 @@ class PackedModel(PackedArrays):
     @classmethod
     def from_model(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
         """Pack the current weights; None unless the model has one coupled layer in float32 without `scale`."""
-        variant, shift = library.variant(), _sample_shift(model)
+        variant, shift = library.variant(), sample_shift(model)
         if shift is None or shift.scale is not None or variant is None:
             return None
         lanes, embedding = library.LANES[variant], model.embedding.detach()
@@ -120,8 +120,8 @@ class PackedModel(PackedArrays):
         return F.pad(torch.cat([layer_state.hidden[0], layer_state.memory[0]]), (0, self.layout.vocabulary_size))
 
 
-def _sample_shift(model: LanguageModel) -> Shift | None:
-    """Return the shift of the only layer for a context vector of zeros; None if the search does not support `model`.
+def sample_shift(model: LanguageModel) -> Shift | None:
+    """Return the shift of the only layer for a context vector of zeros; None if compiled code does not support it.
 
     All contexts change the same parts of the layer, so this shift shows which parts the adapters change.
     """

@@ -77,6 +77,8 @@ extern "C" int64_t factorcell_softmax_room(const Softmax *, int);
 extern "C" int factorcell_softmax(Softmax *, int);
 extern "C" int factorcell_softmax_gradient(Softmax *, int);
 extern "C" int factorcell_search(Search *, int, int);
+extern "C" int factorcell_softmax_pack(Softmax *, int);
+extern "C" int factorcell_learning(Learning *, int);
 std::vector<std::vector<float>> buffers;
 float *make(int64_t n) { buffers.emplace_back(n, 0.25f); return buffers.back().data(); }
 void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, bool half, int variant) {
@@ -160,6 +162,37 @@ void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int product
     factorcell_search(&a, 0, variant);
     buffers.clear();
 }
+void learn(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int variant) {
+    const int64_t K = 3, U = 2, D = E + H;
+    Learning a{};
+    a.texts = 5, a.size = V, a.width = E, a.inputs_and_hidden = D, a.hidden = H, a.rank = R, a.context = K, a.user = U;
+    a.activation = 2, a.threads = 2;
+    a.embedding = make(V * E), a.weight = make(D * 3 * H), a.bias = make(3 * H), a.projection = make(H * E);
+    a.joint = make(U * K), a.concat = make(K * 3 * H), a.context_bias = make(K * V), a.user_bias = make(U * V);
+    if (norm) a.norm = make(8 * H);
+    if (R) a.left = make(K * D * R), a.right = make(K * R * 3 * H);
+    Recurrence r{};
+    r.sequences = r.steps = r.threads = 1, r.hidden = H, r.weight = a.weight + E * 3 * H;
+    for (int back : {0, 1}) {
+        r.packed = (back ? a.packed_backward : a.packed_forward) = make(factorcell_packed_weight(&r, back, variant));
+        factorcell_recurrence_pack(&r, back, variant);
+    }
+    Softmax s{};
+    s.size = V, s.width = E, s.texts = s.parts = s.threads = 1, s.table = a.embedding;
+    s.packed = a.packed_table = make(factorcell_packed_table(&s, variant));
+    factorcell_softmax_pack(&s, variant);
+    std::vector<int64_t> tokens, ends, prompts;
+    for (int64_t i = 0; i < a.texts; i++) {
+        for (int64_t t = 0; t < 2 + 3 * i; t++) tokens.push_back(t % V);
+        ends.push_back(static_cast<int64_t>(tokens.size())), prompts.push_back(i);
+    }
+    std::vector<double> nats(a.texts);
+    a.count = static_cast<int64_t>(tokens.size()), a.tokens = tokens.data(), a.ends = ends.data();
+    a.prompts = prompts.data(), a.vectors = make(a.texts * U), a.joint_bias = make(a.texts * K);
+    a.output_bias = make(a.texts * V), a.nats = nats.data(), a.gradients = make(a.texts * U);
+    factorcell_learning(&a, variant);
+    buffers.clear();
+}
 int main() {
     buffers.reserve(100);
     for (int variant = 0; variant <= factorcell_best(); variant++) {
@@ -173,6 +206,8 @@ int main() {
         for (int64_t V : {4, 107}) for (int64_t E : {1, 17}) for (int64_t H : {1, 16, 37})
             for (int64_t R : {0, 1, 17}) for (bool norm : {false, true}) for (int products : {0, 1})
                 complete(V, E, H, R, norm, products, variant);
+        for (int64_t V : {4, 107}) for (int64_t E : {1, 17}) for (int64_t H : {1, 16, 37})
+            for (int64_t R : {0, 1, 17}) for (bool norm : {false, true}) learn(V, E, H, R, norm, variant);
     }
     std::puts("done");
 }

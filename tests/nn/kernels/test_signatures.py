@@ -16,7 +16,18 @@ from torch import Tensor, nn
 
 from factorcell.nn.kernels import library, recurrence, softmax
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs
-from factorcell.nn.kernels.signatures import DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX, Signature
+from factorcell.nn.kernels.signatures import (
+    BLEND,
+    DRAWING,
+    LEARNING,
+    RECURRENCE,
+    REQUEST,
+    ROWS,
+    SEARCH,
+    SOFTMAX,
+    UPDATE,
+    Signature,
+)
 from factorcell.training.row_adam import RowAdam
 from tests.kernels import VARIANTS, compiled
 from tests.nn.kernels import fuzz
@@ -35,6 +46,9 @@ ROOT = Path(__file__).parents[3]
         ("Rows", ROWS),
         ("Search", SEARCH),
         ("Request", REQUEST),
+        ("Learning", LEARNING),
+        ("Update", UPDATE),
+        ("Blend", BLEND),
     ],
 )
 def test_signatures_have_the_fields_of_the_header(name: str, signature: Signature) -> None:

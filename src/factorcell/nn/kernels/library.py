@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factorcell.errors import check_choice
+from factorcell.errors import UserError, check_choice
 
 LIBRARY = Path(__file__).with_name("_kernels.so")  # setup.py uses this name for every version of Python
 
@@ -40,8 +40,15 @@ def library() -> ctypes.CDLL | None:
     except OSError as error:  # the installation builds the library only if there is a C++ compiler
         log.warning("no compiled kernels (%s); using plain PyTorch, which is slower", error)
         return None
-    for name in ("packed_table", "packed_weight", "softmax_room"):  # sizes in floats
+    for name in ("packed_table", "packed_weight", "softmax_room", "shown"):  # sizes in floats, and a number of texts
         getattr(loaded, f"factorcell_{name}").restype = ctypes.c_int64
+    return loaded
+
+
+def required() -> ctypes.CDLL:
+    """Return the compiled code, also if its kernels are disabled; raise a `UserError` if it is missing."""
+    if (loaded := library()) is None:
+        raise UserError("no compiled code: online learning and blends need it; install a C++ compiler, then factorcell")
     return loaded
 
 

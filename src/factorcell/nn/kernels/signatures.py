@@ -240,3 +240,61 @@ REQUEST = Signature(
     pointers=CONTEXT,
     doubles=("seconds", "lost_score"),
 )
+
+LEARNING = Signature(
+    "learning",
+    "texts=N count=M size=V width=E inputs_and_hidden=D hidden=H rank=R context=K user=U activation threads next",
+    {
+        "embedding": Array("V E"),
+        "weight": Array("D 3H"),
+        "bias": Array("3H"),
+        "norm": Array("8 H?"),
+        "projection": Array("H E"),
+        "joint": Array("U K?"),
+        "concat": Array("K 3H?"),
+        "left": Array("K D R?"),
+        "right": Array("K R 3H?"),
+        "context_bias": Array("K V?"),
+        "user_bias": Array("U V?"),
+        "tokens": Array("M", "int64", below="V"),
+        "ends": Array("N", "int64", upto="M"),
+        "prompts": Array("N", "int64", below="M"),
+        "vectors": Array("N U"),
+        "joint_bias": Array("N K?"),
+        "output_bias": Array("N V"),
+        "nats": Array("N", "double"),
+        "gradients": Array("N U"),
+    },
+    positive="texts count size width hidden context user threads",
+    pointers=("packed_forward", "packed_backward", "packed_table"),
+)
+
+UPDATE = Signature(
+    "update",
+    "size=U rows=S",
+    {"gradient": Array("U"), "vector": Array("U"), "state": Array("S U")},
+    positive="size",
+    doubles=("rate", "max_norm"),
+)
+
+# A blend has 13 features.
+BLEND = Signature(
+    "blend",
+    "texts=N alternatives=A typed count",
+    {
+        "log_probs": Array("N?", "double"),
+        "counts": Array("N?", "int64"),
+        "shares": Array("N?", "double"),
+        "ages": Array("N?", "int64"),
+        "features": Array("A 13", "double"),
+        "typos": Array("N?", "int64"),
+        "places": Array("N?", "int64"),
+        "weights": Array("13?", "double"),
+        "log_probabilities": Array("A?", "double"),
+        "order": Array("N?", "int64"),
+        "evidence": Array("N?", "double"),
+        "suggestions": Array("N?", "int64"),
+    },
+    positive="alternatives",
+    doubles=("threshold",),
+)

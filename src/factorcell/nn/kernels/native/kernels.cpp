@@ -104,6 +104,8 @@ bool has_tiles() {
 
 }  // namespace
 
+const Kernels &kernels_of(int variant) { return *SETS[variant]; }
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 extern "C" {
@@ -165,6 +167,9 @@ int factorcell_softmax_gradient(Softmax *a, int variant) {
 // Process the requests of `a`, each on one thread: search completions or, if `following`, compute the states after
 // `input_tokens`.
 int factorcell_search(Search *a, int following, int variant) { return run(a, following != 0, SETS[variant]->search); }
+
+// Compute the nats of texts and their gradients in the vectors of users.
+int factorcell_learning(Learning *a, int variant) { return run(a, false, SETS[variant]->learning); }
 
 // Apply steps of Adam to rows: if `catching_up`, all steps that a row missed, otherwise one step with a gradient.
 int factorcell_rows(Rows *a, int catching_up, int variant) { return run(a, catching_up != 0, SETS[variant]->rows); }

@@ -172,3 +172,73 @@ struct Search {
     const float *projection;   // (H, E): P
     const float *table;        // (E, V): E transposed
 };
+
+// Online learning: the nats of texts and their gradients in the vectors u of their users. The recurrence and the softmax are
+// those above, without `keep`, `scale` and `feed`, and the context vector c determines their changes:
+//
+//   c = activation(u M + m)    b = b0 + c B    L = sum_k c_k L_k    R = sum_k c_k R_k    a = a0 + c Q + u U
+//
+// m and a0 belong to the other variables of the context of a text. The first tokens of a text may be a prompt, which the
+// model reads and does not predict.
+// Shapes: N texts, M tokens of all texts, V vocabulary, E embedding, D = E + H, H hidden, R rank, K context, U user.
+struct Learning {
+    int64_t texts, count, size, width, inputs_and_hidden, hidden, rank, context, user;
+    int64_t activation;  // 0: c = u, 1: none, 2: tanh, 3: ReLU
+    int64_t threads;
+    int64_t next;
+    float *packed_forward;      // W of h, as `factorcell_recurrence_pack` packs it for each direction
+    float *packed_backward;
+    float *packed_table;        // the embedding, as `factorcell_softmax_pack` packs it
+    const float *embedding;     // (V, E)
+    const float *weight;        // (D, 3H): W of x, then W of h
+    const float *bias;          // (3H,): b0
+    const float *norm;          // (8, H)?
+    const float *projection;    // (H, E): P
+    const float *joint;         // (U, K)?: M; absent if c = u
+    const float *concat;        // (K, 3H)?: B
+    const float *left;          // (K, D, R)?: L_k
+    const float *right;         // (K, R, 3H)?: R_k
+    const float *context_bias;  // (K, V)?: Q
+    const float *user_bias;     // (U, V)?: U
+
+    const int64_t *tokens;     // (M,): of each text from its start token on
+    const int64_t *ends;       // (N,): where in `tokens` the tokens of each text end
+    const int64_t *prompts;    // (N,): the number of tokens of the prompt of each text
+    const float *vectors;      // (N, U): u
+    const float *joint_bias;   // (N, K)?: m
+    const float *output_bias;  // (N, V): a0; may be -inf
+    double *nats;              // (N,)
+    float *gradients;          // (N, U)
+};
+
+// One step of online learning. `state` has one row for Adagrad, two for Adadelta and none for SGD; completion/online.py has
+// the equations. Shapes: U user, S rows of state.
+struct Update {
+    double rate;
+    double max_norm;  // largest norm of the vector; may be infinite
+    int64_t size, rows;
+    const float *gradient;  // (U,)
+    float *vector;          // (U,): changed in place
+    float *state;           // (S, U): changed in place
+};
+
+// The candidates of a blend for a typed text; completion/blend.py has the equations. All texts are numbered, and "none of
+// them" is the last alternative.
+// Shapes: N texts, A = N + 1 alternatives, F features.
+struct Blend {
+    double threshold;
+    int64_t texts, alternatives, typed;  // `typed` is the number of typed characters
+    int64_t count;                       // the largest number of suggested texts; out: their number
+    const double *log_probs;  // (N,)?: of the model, NaN for a text that it does not propose; for `factorcell_features`
+    const int64_t *counts;    // (N,)?: how often the text occurs; 0 if it is not popular
+    const double *shares;     // (N,)?: in the history of the user; 0 if it is not there
+    const int64_t *ages;      // (N,)?: number of texts that the user entered after it
+    double *features;         // (A, F): out of `factorcell_features`, in of `factorcell_blend`
+    const int64_t *typos;      // (N,)?: for `factorcell_blend`, as all that follows
+    const int64_t *places;     // (N,)?: the place of each text in alphabetical order
+    const double *weights;     // (F,)?
+    double *log_probabilities;  // (A,)?: out
+    int64_t *order;             // (N,)?: out, the texts in the order of their probabilities
+    double *evidence;           // (N,)?: out, the evidence for each of them; infinite for known texts
+    int64_t *suggestions;       // (N,)?: out, the texts that are suggested, the best first
+};

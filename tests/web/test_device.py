@@ -1,0 +1,172 @@
+"""A device gives the suggestions and learns the vector of Python: compiled code, and WebAssembly in Node."""
+
+import itertools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factorcell.completion.completer import public_filter
+from factorcell.completion.device import export_to_device
+from factorcell.completion.online import LearningRule
+from factorcell.data.text_folds import same_prefix, same_text
+from factorcell.errors import UserError
+from factorcell.nn.kernels import library
+from factorcell.runs.run import Run
+from tests.kernels import VARIANTS, compiled
+from tests.small_runs import make_letters
+from tests.web.device_runs import USERS, Answers, Session, assert_same, export, python_answers, save_run
+from tests.web.native_device import NativeDevice
+
+PLAYER = Path(__file__).with_name("session.mjs")
+RULES = {"adagrad": LearningRule("adagrad", 0.3), "adadelta": LearningRule("adadelta", 5.0)}
+
+
+def native_answers(run: Run, folder: Path, session: Session, variant: int) -> Answers:
+    tokenizer, is_public = run.tokenizer, public_filter(None)
+    specials = tokenizer.specials
+    prefix = ""
+
+    def accept(completion: str) -> str | None:
+        text = same_text(completion)
+        is_canonical = tokenizer.normalize(completion) == completion
+        is_longer = text not in ("", prefix) and text.startswith(prefix)
+        return text if is_canonical and is_longer and is_public(text) else None
+
+    device, suggestions = NativeDevice(folder, accept, variant), list[list[tuple[str, float]]]()
+    for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
+        for typed in prefixes or []:
+            prefix = tokenizer.normalize(same_prefix(typed))
+            found = device.complete(tokenizer.encode(list(prefix)), prefix, 10)
+            suggestions.append([(suggested, log_prob) for suggested, log_prob, _ in found])
+        if text is not None:
+            ids = tokenizer.encode(tokenizer.split(text))
+            device.learn([specials.start, *ids, specials.end], tokenizer.normalize(text))
+    answers = Answers(suggestions, device.vector.copy())
+    device.close()
+    return answers
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_compiled_completer_equals_python(rule: LearningRule, variant: str, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", rule), precision="float32")
+    session, folder = Session.make(), export(tmp_path / "device", run)
+    answers = native_answers(run, folder, session, library.VARIANTS.index(variant))
+    assert_same(answers, python_answers(run, session))
+
+
+def play(package: Path, folder: Path, script: Any) -> Any:
+    """Let Node play a script with an exported folder, and return what it prints."""
+    command = ["node", str(PLAYER), str(package), str(folder)]
+    process = subprocess.run(command, input=json.dumps(script), capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+@compiled
+@pytest.mark.parametrize("model", [{}, {"layer_norm": True, "lowercase": True}], ids=str)
+def test_web_assembly_equals_python(model: dict[str, Any], package: Path, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"], **model), precision="float32")
+    session, folder = Session.make(), export(tmp_path / "device", run)
+    calls: list[list[Any]] = []
+    for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
+        calls += [["complete", prefix] for prefix in prefixes or []]
+        calls += [] if text is None else [["accept", text]]
+    *results, vector = play(package, folder, [*calls, ["vector"]])
+    completions = [result for (method, *_), result in zip(calls, results, strict=True) if method == "complete"]
+    suggestions = [[(found["text"], found["logProbability"]) for found in result] for result in completions]
+    assert_same(Answers(suggestions, np.array(vector, np.float32)), python_answers(run, session))
+
+
+@compiled
+def test_a_device_obeys_the_privacy_rules(package: Path, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    folder = export(tmp_path / "device", run)
+    script = [
+        ["vector"],
+        ["accept", "my password is hunter2"],
+        ["vector"],
+        ["accept", "bread"],
+        ["accept", "How to bake"],
+        ["accept", "  banana\tboat "],
+        ["vector"],
+        ["export", "ann"],
+        ["forget", "how TO bake"],
+        ["vector"],
+        ["delete"],
+        ["accept", "bread"],
+        ["accept", "banana boat"],
+        ["vector"],
+        ["pause"],
+        ["accept", "cake"],
+        ["delete"],
+        ["export", "ann"],
+        ["vector"],
+    ]
+    results = play(package, folder, script)
+    new, withheld, unchanged, _, _, _, learned, exported, forgotten, remaining = results[:10]
+    *_, again, _, paused, _, empty, reset = results
+    assert withheld == {"outcome": "withheld", "why": "a password"}
+    assert unchanged == new == reset
+    assert learned != new
+    assert [row["text"] for row in exported["texts"]] == ["bread", "How to bake", "banana boat"]
+    assert (exported["format"], exported["user"], exported["paused"]) == (1, "ann", False)
+    assert forgotten == 1
+    assert remaining == again, "a forgotten text leaves no trace"
+    assert paused == {"outcome": "paused"}
+    assert empty["texts"] == []
+
+
+@compiled
+def test_two_tabs_have_the_same_user(package: Path, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    folder = export(tmp_path / "device", run)
+    texts = ["bread", "banana boat", "cake"]
+    *_, expected = play(package, folder, [*(["accept", text] for text in texts), ["vector"]])
+    methods = ["accept", "other accept", "accept"]
+    script = [list(call) for call in zip(methods, texts, strict=True)]
+    script += [["vector"], ["other delete"], ["forget", "cake"], ["export"]]
+    *_, vector, _, forgotten, exported = play(package, folder, script)
+    assert vector == expected
+    assert forgotten == 0
+    assert exported["texts"] == []
+
+
+@compiled
+def test_a_user_moves_to_another_device(package: Path, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    folder = export(tmp_path / "device", run)
+    script = [["accept", "bread"], ["accept", "cake"], ["vector"], ["export", "ann"]]
+    *_, vector, exported = play(package, folder, script)
+    exported["texts"].append({"text": "my password is hunter2", "time": 0})
+    *_, moved, again = play(package, folder, [["import", exported], ["vector"], ["export", "ann"]])
+    assert moved == vector
+    assert [row["text"] for row in again["texts"]] == ["bread", "cake"]
+
+
+@compiled
+def test_an_altered_file_is_refused(package: Path, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    folder = export(tmp_path / "device", run)
+    content = bytearray((folder / "weights.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "weights.safetensors").write_bytes(content)
+    command = ["node", str(PLAYER), str(package), str(folder)]
+    process = subprocess.run(command, input="[]", capture_output=True, text=True)
+    assert process.returncode == 1
+    assert "weights.safetensors: expected the SHA-256" in process.stderr
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [({"cell": "gru"}, "expected a recurrent model"), ({"tokenizer": "grapheme"}, "expected the tokenizer char")],
+)
+def test_runs_that_a_device_cannot_run_are_refused(model: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        export_to_device(make_letters(data=USERS, **model), tmp_path / "device")

@@ -1,0 +1,265 @@
+/** Completion on a device: it suggests texts, learns those that its user accepts, and sends nothing anywhere. */
+
+import { checkText, Folds, lowerCase, MAX_BYTES, withFinalSigma } from "./folds.js";
+import type { Model, ReadFile, Rules } from "./format.js";
+import { parse, readChecked, readModel, readPopular, readTensors } from "./format.js";
+import type { Suggestion } from "./native.js";
+import { Native } from "./native.js";
+import { BlockList, PrivateContent } from "./privacy.js";
+import type { StoredText, UserRecord, UserStorage } from "./storage.js";
+
+export const EXPORT_FORMAT = 1;  // of an exported user, as of a service
+const RECORD_FORMAT = 1;
+const MAX_HISTORY = 100;
+const MAX_TEXTS = 1000;
+const NO_LIMIT = 1e9;
+const EMPTY: UserRecord = {
+  format: RECORD_FORMAT, version: 0, texts: [], paused: false, run: "", vector: [], state: [],
+};
+
+export interface Options {
+  /** Seconds after which a text is deleted; by default never. */
+  retention?: number;
+  /** The largest number of stored texts. */
+  maxTexts?: number;
+  /** The SHA-256 of `model.json`, in hexadecimal digits; by default it is not checked. */
+  digest?: string;
+}
+
+export interface AcceptResult {
+  outcome: "learned" | "paused" | "withheld";
+  /** What a withheld text seems to contain, such as "a password". */
+  why?: string;
+}
+
+/** A user as a service exports and imports it. */
+export interface ExportedUser {
+  format: number;
+  user: string;
+  paused: boolean;
+  texts: { text: string; time: number }[];
+}
+
+export class DeviceCompleter {
+  private record: UserRecord = EMPTY;
+  private readonly ids: Map<string, number>;
+  private readonly maxTokens: number;
+
+  private constructor(
+    private readonly model: Model,
+    private readonly native: Native,
+    private readonly newUser: Float32Array,
+    private readonly folds: Folds,
+    private readonly privateContent: PrivateContent,
+    private readonly blockList: BlockList,
+    private readonly storage: UserStorage,
+    private readonly options: Options,
+  ) {
+    this.setUser(newUser, new Float32Array(native.state.length));
+    const { unknown, start, end } = model.specials;
+    const known = model.tokens.map((token, id) => [token, id] as const);
+    this.ids = new Map(known.filter(([, id]) => id !== unknown && id !== start && id !== end));
+    this.maxTokens = model.max_tokens - 1;
+  }
+
+  static async open(
+    readFile: ReadFile,
+    wasm: BufferSource,
+    storage: UserStorage,
+    options: Options = {},
+  ): Promise<DeviceCompleter> {
+    const model = await readModel(readFile, options.digest);
+    const [weights, texts, tables] = await Promise.all(
+      ["weights.safetensors", "popularity.jsonl", "rules.json"].map((name) => readChecked(readFile, model, name)),
+    );
+    const rules = parse(tables) as Rules;
+    const folds = new Folds(rules.text);
+    const { native, newUser } = await Native.load(wasm, model, readTensors(weights), readPopular(texts));
+    const privateContent = new PrivateContent(rules.private, folds);
+    const blockList = new BlockList(rules.blocked, rules.private, folds);
+    const completer = new DeviceCompleter(model, native, newUser, folds, privateContent, blockList, storage, options);
+    await completer.change(() => completer.expire());
+    return completer;
+  }
+
+  /** Return at most `count` texts that continue `text`; the search of the model ends after `deadline` milliseconds. */
+  async complete(text: string, { count = 10, deadline = Infinity } = {}): Promise<Suggestion[]> {
+    const prefix = this.normalize(this.folds.samePrefix(checkText(text)));
+    const tokens = Array.from(prefix);
+    const words = prefix.slice(0, prefix.lastIndexOf(" ") + 1);
+    const searches = tokens.length <= this.maxTokens && (words === "" || this.isAllowed(words));
+    this.native.setFilter((completion) => this.acceptCompletion(completion, prefix));
+    const seconds = Math.min(deadline / 1000, NO_LIMIT);
+    const suggestions = this.native.complete(this.encode(searches ? tokens : []), prefix, searches, count, seconds);
+    return suggestions.map((suggestion) => ({ ...suggestion, text: this.written(suggestion.text) }));
+  }
+
+  /** Store and learn a text that the user accepted, unless it seems to contain private content. */
+  async accept(text: string): Promise<AcceptResult> {
+    const accepted = this.folds.sameText(checkText(text));
+    if (accepted === "") throw new Error("text: expected at least one character");
+    const why = this.privateContent.find(accepted);
+    if (why !== null) return { outcome: "withheld", why };
+    return this.change(async () => {
+      if (this.record.paused) return { outcome: "paused" };
+      await this.expire();
+      const time = Math.floor(Date.now() / 1000);
+      this.native.learn(this.textIds(accepted));
+      const texts = [...this.record.texts, { text: accepted, time }].slice(-(this.options.maxTexts ?? MAX_TEXTS));
+      await this.save({ ...this.record, texts });
+      return { outcome: "learned" };
+    });
+  }
+
+  /** Delete all texts that look like `text`, and learn the remaining ones again; return the number of deleted texts. */
+  async forget(text: string): Promise<number> {
+    const form = this.lookAlike(checkText(text));
+    return this.change(() => this.retain((stored) => this.lookAlike(stored.text) !== form));
+  }
+
+  /** Stop storing and learning texts, or start again. */
+  async pause(paused = true): Promise<void> {
+    await this.change(() => this.save({ ...this.record, paused }));
+  }
+
+  /** Return the stored texts in the form that a service imports. */
+  async export(user = "device"): Promise<ExportedUser> {
+    const { paused, texts } = this.record;
+    return { format: EXPORT_FORMAT, user, paused, texts: texts.map(({ text, time }) => ({ text, time })) };
+  }
+
+  /** Replace the stored texts by those of an exported user, and learn them; private content is left out. */
+  async import(exported: ExportedUser): Promise<void> {
+    if (exported.format !== EXPORT_FORMAT || !Array.isArray(exported.texts)) {
+      throw new Error(`import: expected a user of format ${EXPORT_FORMAT}, got format ${exported.format}`);
+    }
+    const texts = exported.texts
+      .map(({ text, time }) => ({ text: this.folds.sameText(checkText(text)), time: Math.floor(Number(time)) }))
+      .filter(({ text }) => text !== "" && this.privateContent.find(text) === null)
+      .slice(-(this.options.maxTexts ?? MAX_TEXTS));
+    await this.change(async () => {
+      this.record = { ...this.record, paused: Boolean(exported.paused), texts };
+      this.learnAgain();
+      await this.save(this.record);
+      await this.expire();
+    });
+  }
+
+  /** Delete everything that is stored about the user. */
+  async delete(): Promise<void> {
+    await this.change(async () => {
+      this.record = EMPTY;
+      this.learnAgain();
+      await this.storage.delete();
+    });
+  }
+
+  /** The learned vector of the user. */
+  async vector(): Promise<number[]> {
+    return Array.from(this.native.vector);
+  }
+
+  /** Change the record, after reading what other completers with this storage have written. */
+  private change<T>(change: () => Promise<T>): Promise<T> {
+    return this.storage.exclusively(async () => {
+      const stored = (await this.storage.read()) ?? EMPTY;
+      if (stored.version !== this.record.version) await this.restore(stored);
+      return change();
+    });
+  }
+
+  /** Use a stored record; another model first learns its texts. */
+  private async restore(stored: UserRecord): Promise<void> {
+    this.record = stored;
+    const { run, vector, state } = stored;
+    if (run === this.model.run && vector.length === this.newUser.length) {
+      this.setUser(Float32Array.from(vector), Float32Array.from(state));
+      return;
+    }
+    this.learnAgain();
+    if (stored.texts.length > 0) await this.save(stored);
+  }
+
+  private setUser(vector: Float32Array, state: Float32Array): void {
+    this.native.setUser(vector, state, this.history());
+  }
+
+  /** Learn all stored texts from the beginning, as if no other text had ever been accepted. */
+  private learnAgain(): void {
+    this.setUser(this.newUser, new Float32Array(this.native.state.length));
+    for (const { text } of this.record.texts) this.native.learn(this.textIds(text));
+    this.setUser(this.native.vector.slice(), this.native.state.slice());
+  }
+
+  private async save(record: UserRecord): Promise<void> {
+    const vector = this.native.vector.slice();
+    const state = this.native.state.slice();
+    const version = record.version === 0 ? Math.floor(Math.random() * 2 ** 52) : record.version + 1;
+    const learned = { run: this.model.run, vector: Array.from(vector), state: Array.from(state) };
+    this.record = { ...record, ...learned, version };
+    this.setUser(vector, state);
+    await this.storage.write(this.record);
+  }
+
+  private async expire(): Promise<void> {
+    const { retention } = this.options;
+    if (retention === undefined) return;
+    const first = Math.floor(Date.now() / 1000) - retention;
+    await this.retain((stored) => stored.time >= first);
+  }
+
+  private async retain(isRetained: (stored: StoredText) => boolean): Promise<number> {
+    const texts = this.record.texts.filter(isRetained);
+    const removed = this.record.texts.length - texts.length;
+    if (removed === 0) return 0;
+    this.record = { ...this.record, texts };
+    this.learnAgain();
+    await this.save(this.record);
+    return removed;
+  }
+
+  /** The newest texts that may be suggested, as the blend reads them. */
+  private history(): string[] {
+    const newest: string[] = [];
+    let bytes = 0;
+    for (const { text } of this.record.texts.slice(-MAX_HISTORY).reverse()) {
+      const form = this.folds.sameText(this.normalize(text));
+      bytes += new TextEncoder().encode(form).length;
+      if (bytes > MAX_BYTES) break;
+      newest.push(form);
+    }
+    return newest.reverse().filter((text) => this.isAllowed(text));
+  }
+
+  private acceptCompletion(completion: string, prefix: string): string | null {
+    if (this.normalize(completion) !== completion) return null;
+    const text = this.folds.sameText(completion);
+    return text !== "" && text !== prefix && text.startsWith(prefix) && this.isAllowed(text) ? text : null;
+  }
+
+  private isAllowed(text: string): boolean {
+    return this.privateContent.find(text) === null && this.blockList.allows(text);
+  }
+
+  private normalize(text: string): string {
+    return this.model.lowercase ? lowerCase(text) : text.normalize("NFC");
+  }
+
+  private written(text: string): string {
+    return this.model.lowercase ? withFinalSigma(text) : text;
+  }
+
+  private lookAlike(text: string): string {
+    return this.folds.screening(this.folds.sameText(this.normalize(text)), true);
+  }
+
+  private encode(tokens: string[]): number[] {
+    return tokens.map((token) => this.ids.get(token) ?? this.model.specials.unknown);
+  }
+
+  /** Return the tokens of a text that the model learns, from the start token on. */
+  private textIds(text: string): number[] {
+    const { start, end } = this.model.specials;
+    return [start, ...this.encode(Array.from(this.normalize(text))), end].slice(0, this.model.max_tokens + 1);
+  }
+}
