@@ -106,8 +106,8 @@ def train_demo_run(folder: Path, epochs: float | None = None) -> None:
 def add_export_arguments(parser: Parser) -> None:
     parser.add("run", help="run folder")
     parser.add("folder", type=OUTPUT_FOLDER, metavar="DIR", help="folder to write, new or empty")
-    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp, onnx: graphs of "
-    help_text += "a recurrent model, web: a model that completes texts and learns its user in a browser"
+    help_text = "lora: a LoRA of PEFT, merged: a model of transformers, gguf-lora: a LoRA of llama.cpp, onnx: graphs "
+    help_text += "of a recurrent model, web: a model that completes texts and learns its user in a browser"
     parser.add("--to", choices=(*EXPORT_FORMATS, WEB), default="lora", help=f"{help_text} (default: lora)")
     parser.add("--block", type=Path, help="file of phrases that are never suggested, one per line (web)")
     parser.add("--context")
