@@ -78,8 +78,8 @@ def python_answers(run: Run, session: Session, k: int = 10) -> Answers:
     user: User = learner.new()
     for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
         for prefix in prefixes or []:
-            found = blend.complete(prefix, user, k=k)
-            suggestions.append([(suggestion.text, suggestion.log_probability) for suggestion in found])
+            results = blend.complete(prefix, user, k=k)
+            suggestions.append([(suggestion.text, suggestion.log_probability) for suggestion in results])
         if text is not None:
             (user,), _ = learner.learn([user], [text])
     return Answers(suggestions, user.vector)
@@ -90,14 +90,14 @@ def assert_same(actual: Answers, expected: Answers) -> None:
     assert np.abs(actual.vector - expected.vector).max() < 1e-4
     assert len(actual.suggestions) == len(expected.suggestions) == PREFIX_COUNT
     assert sum(map(len, expected.suggestions)) > 5 * PREFIX_COUNT
-    for found, suggestions in zip(actual.suggestions, expected.suggestions, strict=True):
-        assert len(found) == len(suggestions), (found, suggestions)
-        for (text, log_prob), (expected_text, expected_log_prob) in zip(found, suggestions, strict=True):
-            assert abs(log_prob - expected_log_prob) < 1e-4, (found, suggestions)
+    for results, suggestions in zip(actual.suggestions, expected.suggestions, strict=True):
+        assert len(results) == len(suggestions), (results, suggestions)
+        for (text, log_prob), (expected_text, expected_log_prob) in zip(results, suggestions, strict=True):
+            assert abs(log_prob - expected_log_prob) < 1e-4, (results, suggestions)
             if text != expected_text:
                 others = [other for _, other in suggestions if abs(other - expected_log_prob) < 1e-4]
                 is_last = expected_log_prob == suggestions[-1][1]
-                assert len(others) > 1 or is_last, (found, suggestions)
+                assert len(others) > 1 or is_last, (results, suggestions)
 
 
 def export(folder: Path, run: Run) -> Path:

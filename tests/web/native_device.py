@@ -81,9 +81,9 @@ class NativeDevice:
         content = prefix.encode()
         seconds = ctypes.c_double(1e9)
         tokens = np.array(ids, np.int32)
-        found = self.call("complete", self.completer, tokens, len(ids), content, len(content), 1, k, seconds)
+        count = self.call("complete", self.completer, tokens, len(ids), content, len(content), 1, k, seconds)
         results = []
-        for number in range(found):
+        for number in range(count):
             size = self.call("text_bytes", self.completer, number)
             text = ctypes.string_at(self.call("text", self.completer, number), size).decode()
             log_prob = self.call("log_probability", self.completer, number)

@@ -40,8 +40,8 @@ def native_answers(run: Run, folder: Path, session: Session, variant: int) -> An
     for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
         for typed in prefixes or []:
             prefix = tokenizer.normalize(same_prefix(typed))
-            found = device.complete(tokenizer.encode(list(prefix)), prefix, 10)
-            suggestions.append([(suggested, log_prob) for suggested, log_prob, _ in found])
+            entries = device.complete(tokenizer.encode(list(prefix)), prefix, 10)
+            suggestions.append([(suggested, log_prob) for suggested, log_prob, _ in entries])
         if text is not None:
             ids = tokenizer.encode(tokenizer.split(text))
             device.learn([specials.start, *ids, specials.end], tokenizer.normalize(text))
@@ -79,7 +79,7 @@ def test_web_assembly_equals_python(model: dict[str, Any], package: Path, tmp_pa
         calls += [] if text is None else [["accept", text]]
     *results, vector = play(package, folder, [*calls, ["vector"]])
     completions = [result for (method, *_), result in zip(calls, results, strict=True) if method == "complete"]
-    suggestions = [[(found["text"], found["logProbability"]) for found in result] for result in completions]
+    suggestions = [[(entry["text"], entry["logProbability"]) for entry in result] for result in completions]
     assert_same(Answers(suggestions, np.array(vector, np.float32)), python_answers(run, session))
 
 
