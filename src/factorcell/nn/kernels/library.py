@@ -48,7 +48,9 @@ def library() -> ctypes.CDLL | None:
 def required() -> ctypes.CDLL:
     """Return the compiled code, also if its kernels are disabled; raise a `UserError` if it is missing."""
     if (loaded := library()) is None:
-        raise UserError("no compiled code: online learning and blends need it; install a C++ compiler, then factorcell")
+        raise UserError(
+            "no compiled code: online learning and blends need it; install a C++ compiler, and then this package again"
+        )
     return loaded
 
 
