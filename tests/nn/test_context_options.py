@@ -279,7 +279,7 @@ def test_gradients_of_embeddings_are_the_sum_of_those_of_each_text(tokens: Tenso
 
 
 def test_embeddings_of_tokens_that_training_does_not_read_never_change(tokens: Tensor) -> None:
-    model = get_context_model(new_base("llama"), ContextConfig(target_modules=["embed_tokens"], schema=SCHEMA))
+    model = get_context_model(new_base("llama"), ContextConfig(target_modules=("embed_tokens",), schema=SCHEMA))
     optimizer = torch.optim.Adam([values for values in model.parameters() if values.requires_grad], lr=0.1)
     logits = new_base("llama")(tokens).logits
     assert torch.equal(model(tokens, context=CONTEXTS).logits, logits)
@@ -301,7 +301,7 @@ def test_embeddings_with_a_factor_are_adapted(precision: torch.dtype, tokens: Te
         torch.manual_seed(1)
         return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**sizes)).to(precision).eval()
 
-    model = get_context_model(new_gemma(), ContextConfig(target_modules=["embed_tokens"], schema=SCHEMA))
+    model = get_context_model(new_gemma(), ContextConfig(target_modules=("embed_tokens",), schema=SCHEMA))
     assert torch.equal(model(tokens, context=CONTEXTS).logits, new_gemma()(tokens).logits)
     for name, values in model.named_parameters():
         if name in model.trained_names:

@@ -87,7 +87,7 @@ def test_opening_and_loading_adapters_changes_no_others(tmp_path: Path) -> None:
 def test_a_target_that_no_map_has_is_refused(targets: list[str]) -> None:
     """huggingface/peft#3554: names without a map were ignored, so that few layers were trained."""
     with pytest.raises(UserError, match=r"target_modules: expected some of .*q_proj.*, got "):
-        get_context_model(new_base("llama"), ContextConfig(target_modules=targets))
+        get_context_model(new_base("llama"), ContextConfig(target_modules=tuple(targets)))
 
 
 def train(model: ContextModel, out: Path) -> None:

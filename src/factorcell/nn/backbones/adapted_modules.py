@@ -245,7 +245,7 @@ class EmbeddingProjection(Projection):
         super().__init__(linear, number=number, path=path)
         self._scale = input_scale(linear)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         y = super().forward(x[..., None])
         return y if self._scale == 1 else y * y.new_tensor(self._scale)
 

@@ -25,7 +25,8 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         """Append T tokens, and return the keys and values (N, A, S + T, d) of all."""
         if not self._is_continued or torch.is_grad_enabled():
             self._is_continued = True
-            return super().update(key_states, value_states, *arguments, **options)
+            updated: tuple[Any, Any] = super().update(key_states, value_states, *arguments, **options)
+            return updated
         self.keys, self.values = self._append("keys", key_states), self._append("values", value_states)
         return self.keys, self.values
 
