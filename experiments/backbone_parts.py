@@ -28,7 +28,7 @@ from corpora import Tables
 MAX_CHARACTERS = 160
 MAX_TRAIN_TEXTS = 150_000
 HELD_OUT = 10  # one of this many values, and of this many pairs of values, is not in training
-MIN_TARGET_TEXTS = 50  # values of the target with fewer training texts are no candidates
+MIN_TARGET_TEXTS = 50  # values of the target with fewer training texts are not candidates
 CHARACTERS = {"dev": 25_000, "test": 50_000, "cold": 30_000, "pairs": 20_000}
 JUDGED_CHARACTERS = 80_000  # of all candidates of all judged texts
 IDENTIFIER_LETTERS = 6

@@ -132,7 +132,7 @@ def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.
     assert "model, training priors" in output
     assert "left out" not in output
     assert main(["classify", *files, "--target", "stars", "--values", "1", "2"]) == 0
-    assert "; 48 with another value or none are left out" in capsys.readouterr().out
+    assert "; 48 without one of these values are left out" in capsys.readouterr().out
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 80
     for row in rows:

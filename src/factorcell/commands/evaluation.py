@@ -205,7 +205,7 @@ def show_classification(result: "Classification", metrics: Row, verbose: bool) -
         [*rows, {"classifier": majority, "accuracy": f"{metrics['majority']:.4f}"}],
         ("classifier", "accuracy", "gain of the first"),
     )
-    left_out = f"; {metrics['left_out']:,} with another value or none are left out" if metrics["left_out"] else ""
+    left_out = f"; {metrics['left_out']:,} without one of these values are left out" if metrics["left_out"] else ""
     terminal.show(f"{metrics['texts']:,} texts{left_out}")
     if weights := metrics.get("combination_weights"):
         terminal.show("weights: " + ", ".join(f"{name} {weight:z.2f}" for name, weight in weights.items()))

@@ -157,7 +157,7 @@ class Projection(AdaptedLinear):
         self.weight, self.bias = weight, cast(nn.Parameter | None, getattr(linear, "bias", None))
         self.number, self.path = number, path
         memo = {id(values): nn.Parameter(values.detach().to("meta"), False) for values in linear.parameters()}
-        self._module = (copy.deepcopy(linear, memo),)  # without values; a tuple, so that it is no part of this module
+        self._module = (copy.deepcopy(linear, memo),)  # without values; a tuple hides it from `parameters`
         self.train(linear.training)
 
     def shape(self) -> tuple[int, int]:
