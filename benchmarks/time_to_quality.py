@@ -28,7 +28,8 @@ from factorcell.config import MODELS, PRECISIONS, Config, RecurrentOptions
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.data.preparation import prepare
 from factorcell.runs.run import Run
-from factorcell.training.trainer import MAX_GRADIENT_NORM, train
+from factorcell.training.optimization import MAX_GRADIENT_NORM
+from factorcell.training.trainer import train
 
 EVALUATIONS = 2  # per pass
 PLAIN = "nn.LSTM, cross_entropy"
