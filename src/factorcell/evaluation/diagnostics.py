@@ -14,7 +14,7 @@ from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_hashes
 from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
 from factorcell.errors import UserError
-from factorcell.io.findings import Finding, ranked, report
+from factorcell.io.findings import LOG, Finding, ranked, report
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import MAX_TEXT_HASHES, Run, describe_unfinished, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
@@ -23,6 +23,7 @@ MIN_GAIN = 0.02  # a finding reports a context whose relative gain over an unkno
 # Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
 # trainings of hotel reviews for 1 and 8 minutes, 22 % in 0.6 minutes, and 29 % on AG News in 2 minutes.
 MIN_FALL = 0.2
+TRAINING_QUALITY = ("undertrained", "weak model")  # names of findings that the training has reported
 MIN_REPEATED_SHARE = 0.05  # share of repeated texts that is reported
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
 MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the development targets
@@ -33,6 +34,21 @@ Row = dict[str, Any]
 def report_run(run: Scorer | None, columns: Collection[str] = ()) -> None:
     """Report the findings of `run_findings`."""
     report(*run_findings(run, columns))
+
+
+def report_use(run: Scorer | None, columns: Collection[str] = ()) -> None:
+    """Report the findings of `run_findings`, and log those of `TRAINING_QUALITY` as details."""
+    for finding in run_findings(run, columns):
+        if finding.name in TRAINING_QUALITY:
+            LOG.debug("%s", finding.text)
+        else:
+            report(finding)
+
+
+def describe_quality(run: Scorer) -> str:
+    """Return the names of the findings of `TRAINING_QUALITY` in brackets; empty text if there are none."""
+    names = [finding.name for finding in run_findings(run) if finding.name in TRAINING_QUALITY]
+    return f" ({', '.join(names)})" if names else ""
 
 
 def run_findings(run: Scorer | None, columns: Collection[str] = ()) -> list[Finding]:
@@ -163,8 +179,8 @@ def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Fin
 
 
 def report_evaluation(run: Scorer, corpus: Corpus) -> None:
-    """Report findings about a run, apart from those that figures show, and texts that are training texts."""
+    """Report findings about a run, apart from its quality, which figures show, and texts that are training texts."""
     hashes = run.text_hashes() if isinstance(run, Run) and not run.config.data.user else None
     if hashes is not None and (finding := repeated_texts(corpus, hashes, "texts")):
         report(finding)
-    report(*(finding for finding in run_findings(run) if finding.name != "undertrained"))
+    report_use(run)
