@@ -106,8 +106,9 @@ def test_a_run_that_is_worse_than_ngram_counts_is_undertrained(run: Run, ngram: 
     write_log(run, 100, 101.0, 100.0)
     write_facts(run, ngram={"perplexity": {"neural": 100.0, "ngram": ngram, "mixture": 75.0}})
     assert names_of(run_findings(run)) == ["undertrained"] * (ngram < 100)
-    write_log(run, 100, 90.0, 100.0)
-    assert all("more texts" in finding.text for finding in run_findings(run))
+    write_log(run, 100, 90.0, 100.0)  # the best evaluation was not the last
+    write_facts(run, ngram={"perplexity": {"neural": 100.0, "ngram": ngram}}, context={**EFFECT, f"{GAIN}_low": -0.1})
+    assert all(finding.text.endswith("train on more texts") for finding in run_findings(run))
 
 
 def test_the_quality_of_a_run_is_a_detail_when_it_is_used(run: Run) -> None:
@@ -156,6 +157,7 @@ def test_a_specified_column_without_a_significant_effect_is_named(run: Run) -> N
     assert run_findings(run, ["city"]) == []
     write_facts(run, context={**EFFECT, f"{GAIN}_low": -0.01, "columns": columns})
     assert names_of(run_findings(run, ["stars"])) == ["no effect"]
+    assert run_findings(run, []) == []  # a request without a context
 
 
 def test_an_unadapted_run_with_a_context_is_a_finding(tmp_path: Path) -> None:
