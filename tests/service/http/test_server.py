@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.service.http import keys, problems, server
-from factorcell.service.http.application import application
+from factorcell.service.http.application import METRICS_DIRECTORY, application
 from factorcell.service.http.server import ServerOptions, is_loopback, serve
 from factorcell.service.stores.store import open_store
 from tests.findings import logged_progress, no_findings
@@ -100,7 +100,7 @@ def test_the_line_of_the_server_names_the_quality_of_the_run(
     files.write_json(folder / "training.json", {"texts": 9, "targets": 90, "ngram": {"perplexity": perplexity}})
     monkeypatch.setattr(server, "uvicorn_server", lambda app: SimpleNamespace(run=lambda listeners: None))
     monkeypatch.setattr(server, "supervise", lambda options, listener: None)
-    monkeypatch.setenv(server.METRICS_DIRECTORY, str(tmp_path))  # is restored after the test
+    monkeypatch.setenv(METRICS_DIRECTORY, str(tmp_path))  # is restored after the test
     with logged_progress() as lines, no_findings():
         serve(ServerOptions(folder, f"sqlite:///{tmp_path / 'users.db'}", port=0, workers=workers))
     assert lines[-1].startswith(f"serving {folder} (undertrained) at http://127.0.0.1:")
