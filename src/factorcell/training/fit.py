@@ -38,6 +38,7 @@ from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
 from factorcell.nn.devices import AUTO
+from factorcell.nn.kernels import library
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options import limits
 from factorcell.options.limits import PRESETS, SMALL_DATA_DEFAULTS, check_unknown
@@ -317,8 +318,11 @@ def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
 
 
 def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
-    """Return the texts `held_out` of `table` by user in order of time; empty if the run completes no texts of users."""
-    if not (distinguishes_users(run) and run.tokenizer.restores_texts):
+    """Return the texts `held_out` of `table` by user in order of time; empty if the run completes no texts of users.
+
+    It completes none without the compiled code, which learns the users.
+    """
+    if not (distinguishes_users(run) and run.tokenizer.restores_texts and library.library()):
         return []
     data, user_column = run.config.data, user_variable(run).source_column
     columns, time_column = run.schema.columns(without=user_column), data.time or None
