@@ -97,8 +97,8 @@ class Shift:
 
     def context_count(self) -> int:
         """Return the number of contexts, B; 1 if all inputs share the shift."""
-        if self.matrix is not None:
-            return 1 if self.matrix.dim() == 2 else len(self.matrix)
+        if self.matrix is not None and self.matrix.dim() > 2:
+            return len(self.matrix)
         parts = (getattr(self, name) for name in (*PARTS_BY_CONTEXT, "mixing"))
         return next((len(part) for part in parts if part is not None), 1)
 
@@ -444,7 +444,8 @@ class AdaptedLinear(nn.Module):
 def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:
     """Return [z_0, c_1 z, ..., c_K z] (B, T, S) of rows [z_0, z_1, ..., z_K], where z is the sum of all c_k z_k."""
     of_basis = mixing[0].numel()
-    others, basis = torch.split(rows, [rows.shape[-1] - of_basis, of_basis], dim=-1)
     weights = mixing[:, None]  # (B, 1, K, R)
-    combined = (basis.unflatten(-1, mixing.shape[1:]) * weights).sum(2, keepdim=True)
-    return torch.cat([others, (combined * weights).flatten(-2)], dim=-1)
+    basis = rows[..., -of_basis:].reshape(*rows.shape[:-1], *mixing.shape[1:])
+    combined = (basis * weights).sum(2, keepdim=True)
+    mixed = (combined * weights).flatten(-2)
+    return mixed if rows.shape[-1] == of_basis else torch.cat([rows[..., :-of_basis], mixed], dim=-1)
