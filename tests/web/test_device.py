@@ -60,6 +60,13 @@ def test_compiled_completer_equals_python(rule: LearningRule, variant: str, tmp_
     assert_same(answers, python_answers(run, session))
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An exported run."""
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    return export(tmp_path / "device", run)
+
+
 def play(package: Path, folder: Path, script: Any) -> Any:
     """Let Node play a script with an exported folder, and return what it prints."""
     command = ["node", str(PLAYER), str(package), str(folder)]
@@ -86,9 +93,7 @@ def test_web_assembly_equals_python(model: dict[str, Any], package: Path, tmp_pa
 
 @pytest.mark.slow  # Node sometimes does not end
 @compiled
-def test_a_device_obeys_the_privacy_rules(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_a_device_obeys_the_privacy_rules(package: Path, folder: Path) -> None:
     script = [
         ["vector"],
         ["accept", "my password is hunter2"],
@@ -126,9 +131,7 @@ def test_a_device_obeys_the_privacy_rules(package: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow  # Node sometimes does not end
 @compiled
-def test_two_tabs_have_the_same_user(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_two_tabs_have_the_same_user(package: Path, folder: Path) -> None:
     texts = ["bread", "banana boat", "cake"]
     *_, expected = play(package, folder, [*(["accept", text] for text in texts), ["vector"]])
     methods = ["accept", "other accept", "accept"]
@@ -142,9 +145,7 @@ def test_two_tabs_have_the_same_user(package: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # Node sometimes does not end
 @compiled
-def test_a_user_moves_to_another_device(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_a_user_moves_to_another_device(package: Path, folder: Path) -> None:
     script = [["accept", "bread"], ["accept", "cake"], ["vector"], ["export", "ann"]]
     *_, vector, exported = play(package, folder, script)
     exported["texts"].append({"text": "my password is hunter2", "time": 0})
@@ -155,9 +156,7 @@ def test_a_user_moves_to_another_device(package: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # Node sometimes does not end
 @compiled
-def test_an_altered_file_is_refused(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_an_altered_file_is_refused(package: Path, folder: Path) -> None:
     content = bytearray((folder / "weights.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "weights.safetensors").write_bytes(content)

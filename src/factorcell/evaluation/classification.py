@@ -123,7 +123,11 @@ def classify(
         result = _combine(results, held_out[0], priors)
     elif held_out:
         result = result.at_temperature(held_out[0][priors].fitted_temperature())
-    return replace(result, other_predictions=_other_predictions(result, results))
+    others, linear = _other_predictions(result, results), classifiers[LINEAR_BASELINE]
+    columns = [] if linear is None else [other.source_column for other in linear.others]
+    if absent := [name for name in dict.fromkeys(columns) if name not in _columns(source)]:
+        others[f"{LINEAR_BASELINE} without {', '.join(absent)}"] = others.pop(LINEAR_BASELINE)
+    return replace(result, other_predictions=others)
 
 
 def _classify_texts(

@@ -31,7 +31,7 @@ from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.data.text_folds import is_valid_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.diagnostics import report_run, training_table_findings
+from factorcell.evaluation.diagnostics import repeated_texts, report_run, training_table_findings
 from factorcell.evaluation.linear_classifier import possible_targets, save_classifiers
 from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
@@ -366,10 +366,13 @@ def write_training_facts(
     row |= {name: value for name, value in facts.items() if value}
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
+    if not run.config.data.user:  # the hashes would show whether a person wrote a text
+        hashes = text_hashes(corpus)
+        run.save_text_hashes(hashes)
+        if repeated := repeated_texts(dev, hashes, "development texts"):
+            row["repeated_texts"] = repeated.text
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
-    if not run.config.data.user:  # the hashes would show whether a person wrote a text
-        run.save_text_hashes(text_hashes(corpus))
     _save_results(run, dev, row["context"] or {})
     summary.write_card(run)
     log_facts(*summary.result_facts(run))
