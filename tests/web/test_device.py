@@ -18,7 +18,7 @@ from factorcell.nn.kernels import library
 from factorcell.runs.run import Run
 from tests.kernels import VARIANTS, compiled
 from tests.small_runs import make_letters
-from tests.web.device_runs import USERS, Answers, Session, assert_same, export, python_answers, save_run
+from tests.web.device_runs import NODE, USERS, Answers, Session, assert_same, export, python_answers, save_run
 from tests.web.native_device import NativeDevice
 
 PLAYER = Path(__file__).with_name("session.mjs")
@@ -69,13 +69,13 @@ def folder(tmp_path: Path) -> Path:
 
 def play(package: Path, folder: Path, script: Any) -> Any:
     """Let Node play a script with an exported folder, and return what it prints."""
-    command = ["node", str(PLAYER), str(package), str(folder)]
+    command = [*NODE, str(PLAYER), str(package), str(folder)]
     process = subprocess.run(command, input=json.dumps(script), capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("model", [{}, {"layer_norm": True, "lowercase": True}], ids=str)
 def test_web_assembly_equals_python(model: dict[str, Any], package: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_web_assembly_equals_python(model: dict[str, Any], package: Path, tmp_pa
     assert_same(Answers(suggestions, np.array(vector, np.float32)), python_answers(run, session))
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_a_device_obeys_the_privacy_rules(package: Path, folder: Path) -> None:
     script = [
@@ -129,7 +129,7 @@ def test_a_device_obeys_the_privacy_rules(package: Path, folder: Path) -> None:
     assert empty["texts"] == []
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_two_tabs_have_the_same_user(package: Path, folder: Path) -> None:
     texts = ["bread", "banana boat", "cake"]
@@ -143,7 +143,7 @@ def test_two_tabs_have_the_same_user(package: Path, folder: Path) -> None:
     assert exported["texts"] == []
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_a_user_moves_to_another_device(package: Path, folder: Path) -> None:
     script = [["accept", "bread"], ["accept", "cake"], ["vector"], ["export", "ann"]]
@@ -154,13 +154,13 @@ def test_a_user_moves_to_another_device(package: Path, folder: Path) -> None:
     assert [row["text"] for row in again["texts"]] == ["bread", "cake"]
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_an_altered_file_is_refused(package: Path, folder: Path) -> None:
     content = bytearray((folder / "weights.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "weights.safetensors").write_bytes(content)
-    command = ["node", str(PLAYER), str(package), str(folder)]
+    command = [*NODE, str(PLAYER), str(package), str(folder)]
     process = subprocess.run(command, input="[]", capture_output=True, text=True, timeout=300)
     assert process.returncode == 1
     assert "weights.safetensors: expected the SHA-256" in process.stderr
