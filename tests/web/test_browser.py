@@ -45,7 +45,7 @@ def folder(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def export_run(folder: Path, **model: Any) -> Run:
     run = Run.open(save_run(folder.parent / f"{folder.name}-run", RULE, **model), precision="float32")
-    export_to_device(run, folder, blocked=["banana"])
+    export_to_device(run, folder)
     export_page(folder)
     return run
 
