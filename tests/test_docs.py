@@ -45,6 +45,7 @@ OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--
 OTHER_OPTIONS |= {"--data", "--results", "--docs"}  # of the scripts under experiments/ and benchmarks/
 OTHER_OPTIONS |= {"--exclude", "--local-dir"}  # of hf
 OTHER_OPTIONS |= {"--rm", "--detach", "--wait", "--entrypoint"}  # of docker compose
+OTHER_OPTIONS |= {"--from-file", "--from-literal"}  # of kubectl
 OTHER_OPTIONS |= {
     "--lora-init-without-apply",
     "--enable-lora",

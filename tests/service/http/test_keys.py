@@ -1,6 +1,7 @@
 """Scopes and rates of keys; the file of keys contains no key."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,23 @@ def test_reading_the_keys_again_does_not_grant_another_burst(key_file: Path) -> 
     assert ring.count_request(entry) == 0
     ring.refresh()
     assert ring.count_request(entry) > 0
+
+
+def test_each_replica_has_its_own_rates_and_metrics(
+    open_service: Callable[..., Service], key_file: Path, key_by_scope: dict[str, str]
+) -> None:
+    pages = {"Authorization": f"Bearer {keys.add_key(key_file, 'pages', ['complete'], rate=1)}"}
+    admin = {"Authorization": f"Bearer {key_by_scope['admin']}"}
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                TestClient(application(Site(open_service(), Settings(deadline=5.0), KeyRing(key_file))))
+            )
+            for _ in range(2)
+        )
+        statuses = [first.post("/v1/complete", json={"query": "a"}, headers=pages).status_code for _ in range(4)]
+        assert 429 in statuses
+        assert second.post("/v1/complete", json={"query": "a"}, headers=pages).status_code == 200
+        line = 'factorcell_requests_total{operation="complete",status="200"} '
+        assert f"{line}{statuses.count(200)}.0" in first.get("/metrics", headers=admin).text
+        assert f"{line}1.0" in second.get("/metrics", headers=admin).text

@@ -19,7 +19,7 @@ from factorcell.data.columns.readers import (
     earlier_texts,
 )
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.columns.values import is_missing, short_repr, to_seconds
+from factorcell.data.columns.values import read_times
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class ContextColumns:
             raise table.missing_column_error(config.time)
         self.table, self.config, self.schema, self.row_count = table, config, schema, 0
         self.readers = list[ColumnReader]()
-        self.times: list[float] | None = None  # the time of each text, if the prompts are earlier texts of the table
+        self.times: list[Any] | None = None  # the time of each text, if the prompts are earlier texts of the table
         for variable in new_variables(table, config) if schema is None else schema.variables:
             column, is_user = variable.source_column, variable.source_column == config.user
             policy = "expected" if variable.name in optional else unknown
@@ -87,12 +87,7 @@ class ContextColumns:
         for reader in self.readers:
             reader.add(chunk.get(reader.column) or [None] * row_count, rows)
         if self.times is not None:
-            moments = chunk.get(self.config.time) or [None] * row_count
-            for row, moment in zip(rows, moments, strict=True):
-                if (seconds := to_seconds(moment)) is None and not is_missing(moment):
-                    problem = f"is {short_repr(moment)}, not a number or a time such as 2026-11-21T18:30 or 21.11.2026"
-                    raise UserError(f"{self.table.place(row)}: {self.config.time} {problem}")
-                self.times.append(-np.inf if seconds is None else seconds)  # a missing time is before all times
+            self.times.extend(chunk.get(self.config.time) or [None] * row_count)
         self.row_count += row_count
 
     def corpus_fields(self, text_fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -110,8 +105,9 @@ class ContextColumns:
             assert text_fields is not None
             texts, tokenizer = Ragged(text_fields["tokens"], text_fields["offsets"]), text_fields["tokenizer"]
             if variable.source_column == HISTORY_COLUMN and self.times is not None:
-                times = np.array(self.times)
-                prompts = earlier_texts(texts, self._users(), times, self.config, tokenizer.specials)
+                # A missing time is before all times.
+                seconds = read_times(self.times, lambda row: f"{self.table.place(row)}: {self.config.time}", -np.inf)
+                prompts = earlier_texts(texts, self._users(), np.array(seconds), self.config, tokenizer.specials)
             else:
                 prompts = reader.ids_of_rows(tokenizer)
             encoded["prompt"].append(prompts)

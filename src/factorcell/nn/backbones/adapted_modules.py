@@ -332,7 +332,7 @@ class AdapterGroup(nn.Module):
                     bases = (part.view(-1, *shape).to(dtype) for part, shape in zip(of_adapter, shapes, strict=True))
                     lefts.append(next(bases).transpose(0, 1).flatten(1))
                     rights.append(next(bases).flatten(0, 1))
-                    mixing = _mixing(vector, shapes[0][1], 0 if left is None else left.shape[1]).to(dtype)
+                    mixing = vector.to(dtype)[:, :, None].expand(-1, -1, shapes[0][1])
                     continue
                 products = of_adapter if is_joint else [(vector @ part).to(dtype) for part in of_adapter]
                 parts.append(cls.shift(*(part.view(-1, *shape) for part, shape in zip(products, shapes, strict=True))))
@@ -345,13 +345,6 @@ class AdapterGroup(nn.Module):
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _mixing(vector: Tensor, rank: int, shared_rank: int) -> Tensor:
-    """Return M (B, S + K R, S + K R) with which [P L_1 ... L_K] M [Q; R_1; ...; R_K] is P Q + L(c) R(c)."""
-    outer = torch.einsum("bi,bj,rs->birjs", vector, vector, vector.new_ones(rank).diag()).flatten(3).flatten(1, 2)
-    identity = torch.cat([vector.new_ones(shared_rank), vector.new_zeros(outer.shape[1])]).diag()
-    return F.pad(outer, (shared_rank, 0, shared_rank, 0)) + identity
 
 
 @dataclass(eq=False)
