@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.firefox import Firefox, firefox_path, open_firefox
+from tests.web.device_runs import NODE
 from tests.web.tabs import ChromiumTab, DeviceError, FirefoxTab, OpenTab, Play, play_in_tab, serving
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,7 @@ def play(request: pytest.FixtureRequest, package: Path) -> Iterator[Play]:
     """Play a script with an exported folder and an empty storage, in Node and in each browser."""
 
     def play_in_node(folder: Path, script: Any) -> list[Any]:
-        command = ["node", str(PLAYER), str(package), str(folder)]
+        command = [*NODE, str(PLAYER), str(package), str(folder)]
         process = subprocess.run(command, input=json.dumps(script), capture_output=True, text=True, timeout=300)
         if process.returncode:
             raise DeviceError(process.stderr)

@@ -60,7 +60,7 @@ def test_compiled_completer_equals_python(rule: LearningRule, variant: str, tmp_
     assert_same(answers, python_answers(run, session))
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("model", [{}, {"layer_norm": True, "lowercase": True}], ids=str)
 def test_web_assembly_equals_python(model: dict[str, Any], play: Play, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_web_assembly_equals_python(model: dict[str, Any], play: Play, tmp_path:
     assert_same(Answers(suggestions, np.array(vector, np.float32)), python_answers(run, session))
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_a_device_obeys_the_privacy_rules(play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
@@ -116,7 +116,7 @@ def test_a_device_obeys_the_privacy_rules(play: Play, tmp_path: Path) -> None:
     assert empty["texts"] == []
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_two_tabs_have_the_same_user(play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
@@ -135,7 +135,7 @@ def test_two_tabs_have_the_same_user(play: Play, tmp_path: Path) -> None:
     assert exported["texts"] == []
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_a_user_moves_to_another_device(play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
@@ -148,7 +148,7 @@ def test_a_user_moves_to_another_device(play: Play, tmp_path: Path) -> None:
     assert [row["text"] for row in again["texts"]] == ["bread", "cake"]
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_an_altered_file_is_refused(play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
@@ -160,7 +160,7 @@ def test_an_altered_file_is_refused(play: Play, tmp_path: Path) -> None:
         play(folder, [])
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_texts_beyond_the_retention_are_deleted(play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
@@ -175,7 +175,7 @@ def test_texts_beyond_the_retention_are_deleted(play: Play, tmp_path: Path) -> N
     assert vector == expected, "an expired text leaves no trace"
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_blocked_phrases_are_never_suggested(play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
@@ -190,7 +190,7 @@ def test_blocked_phrases_are_never_suggested(play: Play, tmp_path: Path) -> None
     assert not [text for text in texts[blocked] if {"banana", "bread"} & {*text.split()}]
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_the_newest_text_is_undone(play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
