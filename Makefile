@@ -82,7 +82,7 @@ test: lint
 fast: setup
 	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist worksteal $(ARGS)
 
-# What only slow tests need is some 300 MB: Triton, a browser's driver.
+# What only slow tests need is some 800 MB: Spark, Triton, Ray, a browser's driver.
 $(STAMP)-slow: $(STAMP)
 	$(PIP) install --quiet -c constraints.txt -e '.[slow]' --no-build-isolation
 	@touch $@

@@ -54,6 +54,7 @@ OTHER_OPTIONS |= {
     "--max-loras",
     "--lora",
 }  # of vLLM, llama.cpp
+OTHER_OPTIONS |= {"--task", "--master"}  # of the examples for Ray and Spark, and of spark-submit
 OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colors and lengths of a web page
 
 

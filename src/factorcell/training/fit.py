@@ -400,9 +400,9 @@ def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
     run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
 
 
-def check_equal_options(folder: Path, saved: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def check_equal_options(where: Path | str, saved: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise a `UserError` if `options` with which work resumes differ from the `saved` ones."""
     for name in {**saved, **options}:
         expected, value = saved.get(name), options.get(name)
         if value != expected and name.rpartition(".")[2] not in ("threads", "device"):
-            raise UserError(f"{folder}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")
+            raise UserError(f"{where}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")
