@@ -7,19 +7,21 @@ of words, categories and users do not depend on the number of texts. A case of `
 trains `STEPS` steps on it and completes the run folder ("training"), in a process of its own.
 
 The memory is the peak of private memory (RssAnon, every 10 ms) minus that after the imports. Pages of memory-mapped
-files do not count, because the system drops them when it needs memory. Rows are appended as JSON lines; a point that
-has a row is not measured again. With --docs, the script draws the chart of all rows.
+files do not count, because the system drops them when it needs memory; "disk" is the peak of these files. Rows are
+appended as JSON lines; a point that has a row is not measured again. With --docs, the script draws the chart.
 """
 
 import argparse
 import json
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from factorcell import fit
 from factorcell.config import Config
 from factorcell.data.preparation import prepare
 from factorcell.io import files
+from factorcell.io.arrays import temporary_folder
 from factorcell.reports import charts
 
 Row = dict[str, Any]
@@ -81,9 +84,27 @@ def run_stage(case: str, stage: str, table: Path, folder: Path) -> None:
 
 def private_bytes(process: int) -> int:
     """Return the private memory of a process; 0 after its end."""
-    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    status = ""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     lines = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
     return int(lines[0]) * 1024 if lines else 0
+
+
+def temporary_bytes(process: int) -> int:
+    """Return the size of the temporary files without a name that a process has open or mapped."""
+    sizes = dict[int, int]()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for path in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode) and not status.st_nlink:
+                    sizes[status.st_ino] = status.st_size
+        for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8").splitlines():
+            if f" {temporary_folder()}" in line and line.endswith("(deleted)"):
+                begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+                sizes[int(line.split()[4])] = end - begin
+    return sum(sizes.values())
 
 
 def measure(case: str, stage: str, table: Path) -> Row:
@@ -94,12 +115,14 @@ def measure(case: str, stage: str, table: Path) -> Row:
         assert process.stdout is not None
         process.stdout.readline()
         before = peak = private_bytes(process.pid)
+        disk = 0
         while process.poll() is None:
-            peak = max(peak, private_bytes(process.pid))
+            peak, disk = max(peak, private_bytes(process.pid)), max(disk, temporary_bytes(process.pid))
             time.sleep(0.01)
         if process.returncode:
             raise SystemExit(process.returncode)
-        return {"seconds": float(process.stdout.read().split()[-1]), "megabytes": round((peak - before) / 1e6, 1)}
+        seconds = float(process.stdout.read().split()[-1])
+        return {"seconds": seconds, "megabytes": round((peak - before) / 1e6, 1), "disk": round(disk / 1e6, 1)}
 
 
 @charts.styled()

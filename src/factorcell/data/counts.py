@@ -6,7 +6,7 @@ content (`find_private_content`). The names of users are not stored. Texts are c
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +56,14 @@ class TextCounts:
             if not isinstance(text, str):
                 raise UserError(f"text {number}: expected a string, got {short_repr(text)}")
             canonical_texts.append(same_text(text))
-        if users is None:
-            return cls._count(canonical_texts, None, min_count, 0)
-        id_by_name: defaultdict[str, int] = defaultdict(lambda: len(id_by_name) + 1)
-        names = category_names(users, "users", len(canonical_texts))
-        user_ids = np.array([0 if name is None else id_by_name[name] for name in names], np.int32)
-        return cls._count(canonical_texts, user_ids, min_count, min_users)
+        counts: Mapping[str, int] = Counter(canonical_texts)
+        if users is not None:
+            names = category_names(users, "users", len(canonical_texts))
+            pairs = {(text, name) for text, name in zip(canonical_texts, names, strict=True) if name is not None}
+            user_counts = Counter(text for text, _ in pairs)
+            counts = {text: count for text, count in counts.items() if user_counts[text] >= min_users}
+        frequent = {text: count for text, count in counts.items() if count >= min_count}
+        return cls(_public(frequent), len(canonical_texts), 0 if users is None else min_users)
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_users: int) -> "TextCounts":
@@ -88,23 +90,7 @@ class TextCounts:
         shared = shared_hashes(((hashes[rows], corpus.users[rows]) for rows in blocks(len(corpus))), min_users)
         shared_rows = indices_where(mapped(lambda block: are_shared(block, shared), hashes))
         counts = Counter(restore_text(row) for rows in blocks(len(shared_rows)) for row in shared_rows[rows].tolist())
-        popular = {text: count for text, count in counts.items() if text and is_public(text)}
-        return cls(popular, len(corpus), min_users)
-
-    @classmethod
-    def _count(
-        cls, texts: Iterable[str], users: NDArray[np.int32] | None, min_count: int, min_users: int
-    ) -> "TextCounts":
-        """Count texts in canonical form; `users` are the ids of their users, 0 for a missing user."""
-        index_by_text: defaultdict[str, int] = defaultdict(lambda: len(index_by_text))
-        indices = np.fromiter(map(index_by_text.__getitem__, texts), np.int64)
-        counts = np.bincount(indices)
-        is_popular = counts >= min_count
-        if users is not None:
-            is_popular &= count_users(indices, users, len(counts)) >= min_users
-        popular_texts = (text for text, index in index_by_text.items() if is_popular[index] and text)
-        popular_counts = {text: int(counts[index_by_text[text]]) for text in popular_texts if is_public(text)}
-        return cls(popular_counts, len(indices), min_users)
+        return cls(_public(counts), len(corpus), min_users)
 
     def save(self, path: Path) -> None:
         """Write a JSON line with `total` and `min_users`, then one for each text in alphabetical order."""
@@ -122,6 +108,11 @@ class TextCounts:
             return cls(counts, int(header["total"]), int(header["min_text_users"]))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}: not a file of text counts ({error!r})") from None
+
+
+def _public(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of texts that are not empty and seem to contain no private content."""
+    return {text: count for text, count in counts.items() if text and is_public(text)}
 
 
 def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
