@@ -1,10 +1,11 @@
 """Tables larger than memory: files have the results of arrays in memory, whatever the format and the processes."""
 
+import multiprocessing
 import os
 import signal
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from pyarrow import csv
 from pyarrow import parquet as pq
 
-from factorcell.config import Config
+from factorcell.config import Config, WordOptions
 from factorcell.data import counts, tokenizing
 from factorcell.data.columns.context import Ragged
 from factorcell.data.corpus import Corpus, target_frequencies, target_offsets, text_hashes
@@ -130,6 +131,25 @@ def test_the_number_of_processes_does_not_change_the_corpus(tokenizer: str, monk
     monkeypatch.setenv(memory.PROCESSES_VARIABLE, "3")
     assert tokenizing.ChunkTokenizer(WordTokenizer(config.tokenizer), None).process_count == 3
     assert_same_corpus(prepare(ROWS, config), expected)
+
+
+class DyingTokenizer(WordTokenizer):
+    """Ends every process except the first one."""
+
+    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
+        if multiprocessing.parent_process() is not None:
+            os._exit(1)
+        return super().split_all(texts)
+
+
+def test_the_death_of_a_process_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizing, "SEQUENTIAL_CHUNKS", 0)
+    monkeypatch.setattr(memory, "usable_cores", lambda: 2)
+    monkeypatch.setenv(memory.PROCESSES_VARIABLE, "2")
+    with tokenizing.ChunkTokenizer(DyingTokenizer(WordOptions()), None) as tokenizer:
+        assert list(tokenizer.add(["a text"])) == []
+        with pytest.raises(UserError, match=r"^a process that splits texts has died, .*; FACTORCELL_PROCESSES=1 uses"):
+            list(tokenizer.finish())
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", ""])

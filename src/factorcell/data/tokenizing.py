@@ -7,6 +7,9 @@ must not import PyTorch.
 
 import hashlib
 import multiprocessing
+import os
+import signal
+import threading
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,6 +71,19 @@ def digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
     return np.frombuffer(joined, "<u8")  # little-endian on every machine
 
 
+def _end_with_parent() -> None:
+    """Let a worker process ignore Ctrl-C, which its parent handles, and end when its parent has been killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait_for_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_parent, daemon=True).start()
+
+
 class ChunkTokenizer:
     """Splits chunks of texts in `process_count` processes, and returns them in their order.
 
@@ -97,7 +113,8 @@ class ChunkTokenizer:
             return
         if self._pool is None:
             # A forked process could wait forever for a lock that a thread of this process had.
-            self._pool = ProcessPoolExecutor(self.process_count, multiprocessing.get_context("spawn"))
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.process_count, context, initializer=_end_with_parent)
         self._results.append(self._pool.submit(tokenize, self.tokenizer, self.max_tokens, texts))
         yield from self.finish(max(0, len(self._results) - CHUNKS_PER_PROCESS * self.process_count))
 

@@ -200,7 +200,7 @@ def finetune(
         training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
-            corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, training.seed)
+            corpus, dev_corpus = corpus.split(held_out_share(corpus), training.seed)
         else:
             dev_corpus = base_run.prepare(dev, unknown=unknown)
         if "batch_tokens" not in options:
@@ -309,9 +309,14 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
+def held_out_share(corpus: Corpus) -> float:
+    """Return the share of the texts that are held out: `HELD_OUT_SHARE`, but at most `MAX_HELD_OUT` texts."""
+    return min(HELD_OUT_SHARE, MAX_HELD_OUT / len(corpus))
+
+
 def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
     """Split off development texts: all texts of some users if the model will complete texts of new users, or any."""
-    seed, share = config.training.seed, min(HELD_OUT_SHARE, MAX_HELD_OUT / len(corpus))
+    seed, share = config.training.seed, held_out_share(corpus)
     if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
         return corpus.split_users(share, seed, config.data.user)
     return corpus.split(share, seed)
