@@ -101,7 +101,7 @@ bench: setup
 	mkdir -p runs
 	$(BIN)/python benchmarks/ratios.py --out $(BENCH) --table runs/speed.md
 	$(BIN)/python benchmarks/memory.py --out $(BENCH)
-	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python -m benchmarks.tables --texts 250_000 --out runs/tables.jsonl
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 	$(BIN)/python benchmarks/start.py
 

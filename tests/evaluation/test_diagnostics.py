@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from factorcell.config import Config
-from factorcell.data import corpus as corpora_module
 from factorcell.data.corpus import Corpus, text_hashes
 from factorcell.data.preparation import prepare
 from factorcell.evaluation import diagnostics, perplexity, text_figures
@@ -21,7 +20,7 @@ from factorcell.evaluation.diagnostics import (
     training_table_findings,
 )
 from factorcell.evaluation.perplexity import MAX_EFFECT_TEXTS, evaluate, measure_context_effect
-from factorcell.io import files, findings
+from factorcell.io import arrays, files, findings
 from factorcell.io.findings import Finding
 from factorcell.runs import run as run_module
 from factorcell.runs.run import Run
@@ -231,9 +230,9 @@ def read_more(texts: list[str], train: Corpus, **options: Any) -> Corpus:
     return prepare(rows, Config.of(**options), tokenizer=train.tokenizer, schema=train.schema)
 
 
-@pytest.mark.parametrize("block", [1, 7, 1 << 24])
+@pytest.mark.parametrize("block", [1, 7, 1 << 18])
 def test_repeated_texts_are_those_that_a_set_contains(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora_module, "BLOCK_TOKENS", block)
+    monkeypatch.setattr(arrays, "BLOCK", block)
     draw = random.Random(0)
     texts = ["".join(draw.choices("ab ", k=draw.randint(1, 6))).strip() or "b" for _ in range(600)]
     known, new = texts[:200], texts[200:]

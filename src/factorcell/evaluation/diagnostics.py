@@ -5,6 +5,7 @@ Training measures the facts and writes them to training.json; `run_findings` tur
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_hashes
 from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
 from factorcell.errors import UserError
+from factorcell.io.arrays import blocks, mapped
 from factorcell.io.findings import LOG, Finding, ranked, report
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import MAX_TEXT_HASHES, Run, describe_unfinished, training_facts
@@ -145,7 +147,7 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
         problem = f"{unknown_share:.0%} of the development targets are out of vocabulary"
         yield Finding("unknown words", f"{problem}; a character model avoids this (--tokenizer char)")
     for variable, numbers in zip(train.schema.numbers, train.numbers.T, strict=True):
-        distances = np.nan_to_num(np.abs(numbers - variable.mean))
+        distances = mapped(partial(_distances, mean=variable.mean), numbers)
         row = int(distances.argmax())
         if not variable.period and distances[row] > MAX_DEVIATIONS * variable.deviation:
             value, place = f"{numbers[row]:,.8g}", f"row {int(train.source_rows[row]) + 1:,}"
@@ -166,13 +168,21 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
             yield Finding("uninformative column", f"{variable.name}: {problem}, so that the column is useless")
 
 
+def _distances(numbers: NDArray[np.float32], mean: float) -> NDArray[np.float32]:
+    return np.nan_to_num(np.abs(numbers - mean))
+
+
 def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Finding | None:
     """Return a finding if more than 5 % of the texts of `corpus` have one of the `hashes` of training texts."""
     text_hash = text_hashes(corpus)
     is_compared = ~is_empty_text(corpus)
     if len(hashes) >= MAX_TEXT_HASHES:
         is_compared &= text_hash <= hashes.max()
-    repeated = int(np.isin(text_hash[is_compared], hashes).sum())
+    compared = text_hash[is_compared]
+    is_repeated = np.zeros(len(compared), bool)
+    for block in blocks(len(hashes)):
+        is_repeated |= np.isin(compared, hashes[block])
+    repeated = int(is_repeated.sum())
     share = repeated / max(1, is_compared.sum())
     if share <= MIN_REPEATED_SHARE:
         return None

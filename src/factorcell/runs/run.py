@@ -25,6 +25,7 @@ from factorcell.data.tokenizers.kinds import load_tokenizer, tokenizer_files
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files, input_files, lock, remote
+from factorcell.io.arrays import blocks
 from factorcell.io.findings import Finding, report
 from factorcell.io.lazy import LazyMethod
 from factorcell.io.progress import progress_bar
@@ -214,8 +215,10 @@ class Run(TextModel):
 
     def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
         """Write the smallest `MAX_TEXT_HASHES` hashes of training texts to the folder."""
-        smallest = np.unique(hashes)[:MAX_TEXT_HASHES].view(np.int64)
-        files.save_tensors(self.folder / TEXT_HASHES, {"hashes": torch.from_numpy(smallest)}, {})
+        smallest = np.zeros(0, np.uint64)
+        for block in blocks(len(hashes)):
+            smallest = np.union1d(smallest, hashes[block])[:MAX_TEXT_HASHES]
+        files.save_tensors(self.folder / TEXT_HASHES, {"hashes": torch.from_numpy(smallest.view(np.int64))}, {})
 
     def text_hashes(self) -> NDArray[np.uint64] | None:
         """Read the hashes of training texts from the folder; None without such a file."""

@@ -64,6 +64,7 @@ from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import train
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
+MAX_HELD_OUT = 50_000  # texts that are held out of a table with more than a million texts
 MIN_USERS = 20  # with fewer users, single texts are held out instead of all texts of some users
 # Parameters of `fit` and `compare`, which the error about an unknown option may suggest.
 PARAMETERS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
@@ -200,7 +201,7 @@ def finetune(
         training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
-            corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, training.seed)
+            corpus, dev_corpus = corpus.split(held_out_share(corpus), training.seed)
         else:
             dev_corpus = base_run.prepare(dev, unknown=unknown)
         if "batch_tokens" not in options:
@@ -309,12 +310,17 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
+def held_out_share(corpus: Corpus) -> float:
+    """Return the share of the texts that are held out: `HELD_OUT_SHARE`, but at most `MAX_HELD_OUT` texts."""
+    return min(HELD_OUT_SHARE, MAX_HELD_OUT / len(corpus))
+
+
 def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
     """Split off development texts: all texts of some users if the model will complete texts of new users, or any."""
-    seed = config.training.seed
+    seed, share = config.training.seed, held_out_share(corpus)
     if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
-        return corpus.split_users(HELD_OUT_SHARE, seed, config.data.user)
-    return corpus.split(HELD_OUT_SHARE, seed)
+        return corpus.split_users(share, seed, config.data.user)
+    return corpus.split(share, seed)
 
 
 def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:

@@ -24,6 +24,7 @@ from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
+from factorcell.io.arrays import GrowingArray, mapped
 from factorcell.options.limits import check_unknown
 
 
@@ -76,7 +77,7 @@ class ContextColumns:
             if isinstance(reader, PromptReader) and tokenizer is not None:
                 reader.read_with(tokenizer, config)
             if column == HISTORY_COLUMN and column not in table.columns and variable.name not in optional:
-                self.times = []
+                self.times = GrowingArray()
             self.readers.append(reader)
         columns = [reader.column for reader in self.readers] + ([config.time] if self.times is not None else [])
         self.names = [column for column in dict.fromkeys(columns) if column in table.columns]
@@ -113,21 +114,26 @@ class ContextColumns:
             encoded["prompt"].append(prompts)
         if self.config.anonymous:
             schema = schema.anonymize(self.config.user)
-        categories, numbers = np.array(encoded["category"], np.int32), np.array(encoded["number"], np.float32)
         return {
             "schema": schema,
-            "categories": np.ascontiguousarray(categories.reshape(-1, self.row_count).T),
-            "numbers": np.ascontiguousarray(numbers.reshape(-1, self.row_count).T),
+            "categories": self._join_columns(encoded["category"], np.int32),
+            "numbers": self._join_columns(encoded["number"], np.float32),
             "vectors": tuple(encoded["vector"]),
             "words": tuple(encoded["text"]),
             "prompts": tuple(encoded["prompt"]),
             "users": self._users(),
         }
 
+    def _join_columns(self, columns: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+        """Return the columns of all rows as an array (rows, columns)."""
+        if not columns:
+            return np.zeros((self.row_count, 0), dtype)
+        return mapped(lambda *parts: np.stack(parts, axis=1).astype(dtype), *columns)
+
     def _users(self) -> NDArray[np.int32]:
         """Return the provisional id of the user of each text (rows,); an empty array without a column of users."""
         readers = [reader for reader in self.readers if isinstance(reader, CategoryReader) and reader.is_private]
-        return readers[0].all_values() if readers else np.zeros(0, np.int32)
+        return readers[0].values.array() if readers else np.zeros(0, np.int32)
 
 
 def with_context(options: DataConfig, *columns: str) -> DataConfig:
