@@ -24,7 +24,7 @@ from factorcell.data.tables.chunks import Table
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
-from factorcell.io.arrays import GrowingArray, mapped
+from factorcell.io.arrays import mapped
 from factorcell.options.limits import check_unknown
 
 
@@ -77,7 +77,7 @@ class ContextColumns:
             if isinstance(reader, PromptReader) and tokenizer is not None:
                 reader.read_with(tokenizer, config)
             if column == HISTORY_COLUMN and column not in table.columns and variable.name not in optional:
-                self.times = GrowingArray()
+                self.times = []
             self.readers.append(reader)
         columns = [reader.column for reader in self.readers] + ([config.time] if self.times is not None else [])
         self.names = [column for column in dict.fromkeys(columns) if column in table.columns]
