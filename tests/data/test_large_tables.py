@@ -247,7 +247,7 @@ def test_memory_does_not_grow_with_the_number_of_texts(
 ) -> None:
     monkeypatch.setattr(arrays, "MAX_BYTES", 1 << 12)
     monkeypatch.setattr(arrays, "BLOCK", 1 << 9)
-    monkeypatch.setattr(counts, "BLOCK_TARGETS", 1 << 13)
+    monkeypatch.setattr(counts, "BLOCK_TARGETS", 1 << 12)
     for module in (chunks, tables):
         monkeypatch.setattr(module, "CHUNK_ROWS", 1 << 8)
     peak_bytes(500, options)  # fills caches
