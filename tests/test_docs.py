@@ -38,6 +38,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMAND_ROW = re.compile(r"^\| [^|]*\]\([^|]*\| (`[^|]*) \|$", re.MULTILINE)  # a purpose with a link, and its commands
 OTHER_OPTIONS = {"--upgrade", "--index-url", "--extra-index-url", "--no-deps"}  # of pip
 OTHER_OPTIONS |= {"--nproc-per-node", "--max-restarts", "--prefixes", "--names"}  # of torchrun and scripts
+OTHER_OPTIONS |= {"--module", "--nnodes", "--node-rank", "--master-addr", "--master-port"}  # of torchrun
 OTHER_OPTIONS |= {"--output-dir", "--num-train-epochs", "--activation-checkpointing"}  # of Trainer
 OTHER_OPTIONS |= {"--use-cpu", "--fsdp"}  # of Trainer
 OTHER_OPTIONS |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl

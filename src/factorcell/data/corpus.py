@@ -43,6 +43,12 @@ class Batch:
         """Return a mask (B, T) that is true at targets and false at padding."""
         return torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device) < self.lengths[:, None]
 
+    def select(self, texts: Tensor) -> "Batch":
+        """Return the texts at the indices `texts`, at least one, with no more padding than they need."""
+        lengths = self.lengths[texts]
+        tokens = self.tokens[texts, : int(lengths.max()) + 1]
+        return Batch(tokens, lengths, self.context.select(texts), self.rows[texts])
+
     def to(self, device: torch.device) -> "Batch":
         """Return this batch on `device`."""
         return Batch(self.tokens.to(device), self.lengths.to(device), self.context.to(device), self.rows.to(device))

@@ -65,5 +65,6 @@ def process_count() -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that the system allows this process to run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that the system allows this process to run on; torchrun's processes share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -1,12 +1,13 @@
 """A training or fine-tuning from a table to a run folder: read the table, train, and complete the folder."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Unpack
+from typing import Any, ParamSpec, Unpack
 
 import torch
 
@@ -37,6 +38,7 @@ from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
+from factorcell.io.torchrun import process_count
 from factorcell.nn.devices import AUTO
 from factorcell.nn.kernels import library
 from factorcell.nn.language_model import with_identified_base
@@ -63,6 +65,8 @@ from factorcell.training.rules import (
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import train
 
+Parameters = ParamSpec("Parameters")
+
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 MAX_HELD_OUT = 50_000  # texts that are held out of a table with more than a million texts
 MIN_USERS = 20  # with fewer users, single texts are held out instead of all texts of some users
@@ -70,6 +74,21 @@ MIN_USERS = 20  # with fewer users, single texts are held out instead of all tex
 PARAMETERS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
 
 
+def shared_by_processes(train: Callable[Parameters, Run]) -> Callable[Parameters, Run]:
+    """Let the first process of torchrun call a function, whose training all share; the others then open the run."""
+
+    @wraps(train)
+    def train_together(*args: Parameters.args, **options: Parameters.kwargs) -> Run:
+        if process_count() == 1:
+            return train(*args, **options)
+        from factorcell.training.processes import together
+
+        return together(lambda: train(*args, **options), lambda: Run.open(str(options["out"])))
+
+    return train_together
+
+
+@shared_by_processes
 def fit(
     source: Any,
     *,
@@ -155,6 +174,7 @@ def train_run(
     return run
 
 
+@shared_by_processes
 def finetune(
     run: Run | str | Path,
     source: Any,

@@ -15,6 +15,7 @@ from factorcell.commands.cli.parser import HELP_FLAGS, Parser
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io.interrupts import INTERRUPTED_EXIT_CODE
 from factorcell.io.memory import LIMIT_VARIABLE, PROCESSES_VARIABLE, usable_cores
+from factorcell.io.torchrun import process_count
 
 PROG, ABOUT = "factorcell", "Language models that adapt to context."
 
@@ -86,7 +87,12 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         terminal.prepare_streams()
         try:
-            return _run_command_line(sys.argv[1:] if words is None else words)
+            words = sys.argv[1:] if words is None else words
+            if process_count() == 1:
+                return _run_command_line(words)
+            from factorcell.training.processes import together
+
+            return together(lambda: _run_command_line(words), lambda: 0)
         finally:
             sys.stdout.flush()  # an error of writing the buffered output is reported below
     except BrokenPipeError:  # the process that reads the results has ended
