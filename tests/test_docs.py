@@ -46,6 +46,7 @@ OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--
 OTHER_OPTIONS |= {"--data", "--results", "--docs"}  # of the scripts under experiments/ and benchmarks/
 OTHER_OPTIONS |= {"--exclude", "--local-dir"}  # of hf
 OTHER_OPTIONS |= {"--rm", "--detach", "--wait", "--entrypoint"}  # of docker compose
+OTHER_OPTIONS |= {"--from-file", "--from-literal"}  # of kubectl
 OTHER_OPTIONS |= {
     "--lora-init-without-apply",
     "--enable-lora",
@@ -54,6 +55,7 @@ OTHER_OPTIONS |= {
     "--max-loras",
     "--lora",
 }  # of vLLM, llama.cpp
+OTHER_OPTIONS |= {"--task", "--master"}  # of the examples for Ray and Spark, and of spark-submit
 OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colors and lengths of a web page
 
 

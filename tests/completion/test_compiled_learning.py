@@ -119,6 +119,12 @@ def expected_suggestions(candidates: Candidates, log_probs: Floats, threshold: f
     return sorted(best, key=lambda index: is_later[index])[:k]
 
 
+def test_compiled_code_has_the_features_of_python() -> None:
+    source = (Path(library.__file__).parent / "native" / "users.cpp").read_text()
+    names = source.split("enum Feature {")[1].split("}")[0].lower().split(",")
+    assert [name.strip().replace("_", " ") for name in names] == list(FEATURES)
+
+
 def test_suggestions_follow_the_rules_of_the_blend() -> None:
     random = np.random.default_rng(2)
     for trial in range(200):

@@ -19,6 +19,9 @@ from tests.small_runs import as_any, make_letters
 WORDS = "bread butter baked beans banana boat how to bake a cake café crème brûlée straße new york newton".split()
 USERS = {"user": "city", "context": (), "min_user_count": 1}
 ACCEPTED_COUNT, PREFIX_COUNT = 20, 200
+# Without other threads of V8: at its end, Node would wait for the compiler in another thread, which can wait for a
+# garbage collection in the main thread (https://github.com/nodejs/node/issues/54918).
+NODE = ("node", "--single-threaded")
 
 
 def save_run(folder: Path, rule: LearningRule, **model: Any) -> Path:

@@ -18,7 +18,7 @@ from factorcell.runs.run import Run
 from factorcell.service.privacy import BlockList
 from tests.data.test_private_content import LOOK_ALIKES, ORDINARY, SECRETS
 from tests.kernels import compiled
-from tests.web.device_runs import save_run
+from tests.web.device_runs import NODE, save_run
 
 BLOCKED = ["bad word", "straße", "東京", "서울", "😀", "c++", "naïve_word", ""]
 BLOCKED_TEXTS = [
@@ -41,7 +41,7 @@ def random_texts(count: int) -> list[str]:
     return texts
 
 
-@pytest.mark.slow  # Node sometimes does not end
+@pytest.mark.slow
 @compiled
 def test_rules_of_a_device_are_those_of_python(package: Path, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", LearningRule()), precision="float32")
@@ -50,7 +50,7 @@ def test_rules_of_a_device_are_those_of_python(package: Path, tmp_path: Path) ->
     texts = [*secrets, *ORDINARY, *(text for kind in KINDS for text in made_texts(kind, 40)), *BLOCKED_TEXTS]
     texts += [change(text) for change in LOOK_ALIKES.values() for text in secrets[::4]]
     texts += random_texts(4000)
-    command = ["node", str(Path(__file__).with_name("folds.mjs")), str(package), str(tmp_path / "device")]
+    command = [*NODE, str(Path(__file__).with_name("folds.mjs")), str(package), str(tmp_path / "device")]
     process = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True, timeout=300)
     allows = BlockList(BLOCKED)
     folds: dict[str, Any] = {

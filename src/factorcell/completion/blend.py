@@ -141,7 +141,7 @@ class BlendWeights:
             "weights": self.array,
             **ranking._asdict(),
         }
-        numbers = {"texts": count, "alternatives": count + 1, "count": k}
+        numbers = {"texts": count, "alternatives": count + 1, "feature_count": len(FEATURES), "count": k}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         arguments = BLEND.checked_arguments(numbers, tensors, threshold=self.threshold)
         library.required().factorcell_blend(ctypes.byref(arguments))
@@ -243,7 +243,21 @@ def _shown(evidence: Floats, threshold: float) -> list[int]:
 
 # Rounded weights, fitted to made queries (experiments/made_logs.py); `train` and `tune-online` fit those of a run.
 DEFAULT_WEIGHTS = BlendWeights(
-    dict(zip(FEATURES, (0.0, 0.3, 0.0, 4.0, 0.8, 0.0, 3.0, 1.0, -0.2, 1.5, 1.5, 0.6, 0.0), strict=True))
+    {
+        "model": 0.0,
+        "model log p": 0.3,
+        "model rest": 0.0,
+        "popular": 4.0,
+        "popular log share": 0.8,
+        "popular log count": 0.0,
+        "own": 3.0,
+        "own log share": 1.0,
+        "own last": -0.2,
+        "own typed": 1.5,
+        "none": 1.5,
+        "none rest": 0.6,
+        "none typed": 0.0,
+    }
 )
 
 
@@ -343,15 +357,18 @@ def compute_features(
         "ages": torch.tensor([ages.get(text, 0) for text in texts], dtype=torch.int64),
         "features": features,
     }
-    numbers = {"texts": len(texts), "alternatives": len(texts) + 1, "typed": prefix_length}
-    arguments = BLEND.checked_arguments(numbers, arrays, threshold=0.0)
+    sizes = {"texts": len(texts), "alternatives": len(texts) + 1, "feature_count": len(FEATURES)}
+    arguments = BLEND.checked_arguments({**sizes, "typed": prefix_length}, arrays, threshold=0.0)
     library.required().factorcell_features(ctypes.byref(arguments))
     return features.numpy()
 
 
 def new_suggester(run: Run, *, is_allowed: TextFilter | None = None, **options: Any) -> Completer:
-    """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer."""
-    if distinguishes_users(run) and (run.folder / POPULARITY).exists():
+    """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer.
+
+    Without the compiled code, which blends, it is a completer too.
+    """
+    if distinguishes_users(run) and (run.folder / POPULARITY).exists() and library.library():
         popularity = Popularity.from_run(run, public_filter(is_allowed))
         return Blend(run, popularity, is_allowed=is_allowed, **options)
     return Completer(run, is_allowed=is_allowed, **options)

@@ -46,7 +46,8 @@ def export_to_device(
         context: A value for each context column; other columns have their expected values.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
         blocked: Phrases that are never suggested, as a `BlockList` reads them.
-        is_allowed: Returns whether a popular text may be suggested; private content never is.
+        is_allowed: Returns whether a popular text may be suggested, as a `BlockList` of the same phrases does; private
+            content never is.
 
     Raises:
         UserError: The folder is not empty, the context is not valid, or a device cannot run the model.

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
+from factorcell.data.corpus import Batch, Corpus, RowBatches, is_known_target, target_frequencies
 from factorcell.data.counts import SharedTargets
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
 from factorcell.io import files, memory
+from factorcell.io.arrays import list_blocks
 from factorcell.io.interrupts import Stop, Stopped
 from factorcell.io.progress import progress_bar
 from factorcell.io.torchrun import process_count
@@ -36,18 +36,16 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # version of checkpoints
 LOG_EVERY, SAVE_EVERY = 50, 500  # steps between rows of losses in the log, and between checkpoints
-TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 
 Row = dict[str, Any]
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
     """Let a hashed softmax bias record which training targets occur with which context values."""
-    for start in range(0, len(corpus), TEXTS_PER_PART):
-        end = min(start + TEXTS_PER_PART, len(corpus))
-        tokens = np.asarray(corpus.tokens[corpus.offsets[start] : corpus.offsets[end]], dtype=np.int64)
-        token_counts = corpus.lengths[start:end] + 1  # per text, with its start token
-        categories = np.repeat(corpus.categories[start:end].astype(np.int64), token_counts, axis=0)
+    for texts in list_blocks(corpus.offsets):
+        offsets = corpus.offsets[texts.start : texts.stop + 1]
+        tokens = np.asarray(corpus.tokens[offsets[0] : offsets[-1]], dtype=np.int64)
+        categories = np.repeat(corpus.categories[texts].astype(np.int64), np.diff(offsets), axis=0)
         is_target = tokens != corpus.tokenizer.specials.start
         model.head.observe(tokens[is_target], categories[is_target])
 
@@ -159,7 +157,7 @@ class Trainer(Optimization):
         self.bar.set_postfix_str(f"{best}loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
         return self.log({"split": "train", "loss": loss, "tokens_per_second": speed})
 
-    def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
+    def _batch_rows(self, epoch: int) -> RowBatches:
         """Return the rows of the texts of each batch of an epoch, in the order of the batches."""
         return self.corpus.batches(self.config.batch_tokens, self.config.seed, epoch)
 

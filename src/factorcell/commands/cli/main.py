@@ -14,7 +14,7 @@ from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import HELP_FLAGS, Parser
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io.interrupts import INTERRUPTED_EXIT_CODE
-from factorcell.io.memory import LIMIT_VARIABLE
+from factorcell.io.memory import LIMIT_VARIABLE, PROCESSES_VARIABLE, usable_cores
 from factorcell.io.torchrun import process_count
 
 PROG, ABOUT = "factorcell", "Language models that adapt to context."
@@ -117,7 +117,9 @@ def _run_command_line(words: Sequence[str]) -> int:
     try:
         arguments = parser.parse(words[len(command.split()) :])
         with terminal.logging_to_standard_error(arguments.verbose):
-            options.set_threads(getattr(arguments, "threads", 0))
+            threads = getattr(arguments, "threads", 0)
+            options.set_threads(threads)
+            os.environ.setdefault(PROCESSES_VARIABLE, str(threads or usable_cores()))
             if getattr(arguments, "max_memory", None) is not None:
                 os.environ[LIMIT_VARIABLE] = str(arguments.max_memory)  # also for child processes
             find_function(command, "run")(arguments)

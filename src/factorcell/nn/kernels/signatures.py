@@ -277,24 +277,23 @@ UPDATE = Signature(
     doubles=("rate", "max_norm"),
 )
 
-# A blend has 13 features.
 BLEND = Signature(
     "blend",
-    "texts=N alternatives=A typed count",
+    "texts=N alternatives=A feature_count=F typed count",
     {
         "log_probs": Array("N?", "double"),
         "counts": Array("N?", "int64"),
         "shares": Array("N?", "double"),
         "ages": Array("N?", "int64"),
-        "features": Array("A 13", "double"),
+        "features": Array("A F", "double"),
         "typos": Array("N?", "int64"),
         "places": Array("N?", "int64"),
-        "weights": Array("13?", "double"),
+        "weights": Array("F?", "double"),
         "log_probabilities": Array("A?", "double"),
         "order": Array("N?", "int64"),
         "evidence": Array("N?", "double"),
         "suggestions": Array("N?", "int64"),
     },
-    positive="alternatives",
+    positive="alternatives feature_count",
     doubles=("threshold",),
 )

@@ -15,7 +15,7 @@ void factorcell_blend(Blend *);
 namespace {
 
 const int64_t MIN_PROPOSALS = 10, MAX_EXPANDED = 10000, MAX_WAITING = 10000;  // as in Python
-const int64_t FIRST_BATCH = 16, GROWTH = 4, PANEL_VECTORS = 3, FEATURE_COUNT = 13;
+const int64_t FIRST_BATCH = 16, GROWTH = 4, PANEL_VECTORS = 3;
 const double HALF_LIFE = 20;  // number of newer texts after which a text of a history has half of its first weight
 
 // The arrays of a model in the order of their numbers.
@@ -223,7 +223,7 @@ void Completer::blend(const std::string &prefix, std::vector<DeviceSuggestion> p
     for (const int64_t i : history.complete(prefix, size)) texts.push_back(history.texts[i]);
     std::sort(texts.begin(), texts.end());
     texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
-    const int64_t count = static_cast<int64_t>(texts.size());
+    const int64_t count = static_cast<int64_t>(texts.size()), feature_count = static_cast<int64_t>(blend_weights.size());
     std::vector<double> logs(count, std::numeric_limits<double>::quiet_NaN()), shares(count), evidence(count);
     std::vector<int64_t> counts(count), text_ages(count), typos(count), places(count), order(count), listed(count);
     for (const auto &suggestion : proposed)
@@ -234,10 +234,10 @@ void Completer::blend(const std::string &prefix, std::vector<DeviceSuggestion> p
         if (known >= 0) counts[i] = static_cast<int64_t>(popular.weights[known]);
         if (own >= 0) shares[i] = history.weights[own], text_ages[i] = ages[own];
     }
-    std::vector<double> features((count + 1) * FEATURE_COUNT), log_probabilities(count + 1);
+    std::vector<double> features((count + 1) * feature_count), log_probabilities(count + 1);
     Blend a{};
     a.threshold = threshold, a.texts = count, a.alternatives = count + 1, a.count = size;
-    a.typed = count_characters(prefix);
+    a.typed = count_characters(prefix), a.feature_count = feature_count;
     a.log_probs = logs.data(), a.counts = counts.data(), a.shares = shares.data(), a.ages = text_ages.data();
     a.features = features.data(), a.typos = typos.data(), a.places = places.data(), a.weights = blend_weights.data();
     a.log_probabilities = log_probabilities.data(), a.order = order.data(), a.evidence = evidence.data();

@@ -227,7 +227,7 @@ struct Update {
 // Shapes: N texts, A = N + 1 alternatives, F features.
 struct Blend {
     double threshold;
-    int64_t texts, alternatives, typed;  // `typed` is the number of typed characters
+    int64_t texts, alternatives, feature_count, typed;  // `typed` is the number of typed characters
     int64_t count;                       // the largest number of suggested texts; out: their number
     const double *log_probs;  // (N,)?: of the model, NaN for a text that it does not propose; for `factorcell_features`
     const int64_t *counts;    // (N,)?: how often the text occurs; 0 if it is not popular

@@ -12,10 +12,10 @@ const float DECAY = 0.95f, EPSILON = 1e-6f;  // of Adadelta; the number that pre
 const double LATER_SHARE = 0.1;              // an invented text after another text needs this share of the threshold
 const double INFINITE = std::numeric_limits<double>::infinity();
 
-// The features of an alternative, in the order of `FEATURES` in completion/blend.py.
+// The features of an alternative, in the order of `SOURCES` in completion/blend.py.
 enum Feature {
-    MODEL, MODEL_LOG_PROB, MODEL_REST, POPULAR, POPULAR_LOG_SHARE, POPULAR_LOG_COUNT, OWN, OWN_LOG_SHARE, OWN_LAST,
-    OWN_TYPED, NONE, NONE_REST, NONE_TYPED, FEATURES
+    MODEL, MODEL_LOG_P, MODEL_REST, POPULAR, POPULAR_LOG_SHARE, POPULAR_LOG_COUNT, OWN, OWN_LOG_SHARE, OWN_LAST,
+    OWN_TYPED, NONE, NONE_REST, NONE_TYPED
 };
 
 // log(sum of exp(x)) for numbers that are not all -infinity.
@@ -50,7 +50,7 @@ int64_t show(const double *evidence, int64_t count, double threshold, int64_t *p
 void rank(Blend &a) {
     for (int64_t i = 0; i < a.alternatives; i++) {
         double score = 0;
-        for (int f = 0; f < FEATURES; f++) score += a.features[i * FEATURES + f] * a.weights[f];
+        for (int64_t f = 0; f < a.feature_count; f++) score += a.features[i * a.feature_count + f] * a.weights[f];
         a.log_probabilities[i] = score;
     }
     const double total = log_sum(a.log_probabilities, a.alternatives);
@@ -62,7 +62,7 @@ void rank(Blend &a) {
     });
     for (int64_t i = 0; i < a.texts; i++) {
         const int64_t text = a.order[i];
-        a.evidence[i] = is_invented(a.features + text * FEATURES) ? std::exp(a.log_probabilities[text]) : INFINITE;
+        a.evidence[i] = is_invented(a.features + text * a.feature_count) ? std::exp(a.log_probabilities[text]) : INFINITE;
     }
 }
 
@@ -70,14 +70,14 @@ void rank(Blend &a) {
 std::vector<bool> find_later(const Blend &a) {
     double best_correction = -INFINITE;
     for (int64_t i = 0; i < a.texts; i++) {
-        const double *const x = a.features + i * FEATURES;
+        const double *const x = a.features + i * a.feature_count;
         const bool is_correction = x[MODEL] != 0 && !is_invented(x) && a.typos[i] > 0;
-        if (is_correction) best_correction = std::max(best_correction, x[MODEL_LOG_PROB]);
+        if (is_correction) best_correction = std::max(best_correction, x[MODEL_LOG_P]);
     }
     std::vector<bool> is_later;
     for (int64_t i = 0; i < a.texts; i++) {
-        const double *const x = a.features + i * FEATURES;
-        is_later.push_back(a.typos[i] > 0 || (is_invented(x) && x[MODEL_LOG_PROB] < best_correction));
+        const double *const x = a.features + i * a.feature_count;
+        is_later.push_back(a.typos[i] > 0 || (is_invented(x) && x[MODEL_LOG_P] < best_correction));
     }
     return is_later;
 }
@@ -122,12 +122,12 @@ void factorcell_features(Blend *a) {
     }
     const double log_total = std::log(std::max(1.0, total)), log_rest = std::log1p(-std::min(1 - 1e-6, proposed));
     const double log_typed = std::log1p(static_cast<double>(a->typed));
-    std::fill(a->features, a->features + a->alternatives * FEATURES, 0.0);
+    std::fill(a->features, a->features + a->alternatives * a->feature_count, 0.0);
     for (int64_t i = 0; i < a->texts; i++) {
-        double *const x = a->features + i * FEATURES;
+        double *const x = a->features + i * a->feature_count;
         const bool is_proposed = !std::isnan(a->log_probs[i]);
         x[MODEL] = is_proposed;
-        x[MODEL_LOG_PROB] = is_proposed ? a->log_probs[i] : min_log_prob;
+        x[MODEL_LOG_P] = is_proposed ? a->log_probs[i] : min_log_prob;
         x[MODEL_REST] = is_proposed ? 0 : log_rest;
         if (a->counts[i]) {
             x[POPULAR] = 1, x[POPULAR_LOG_COUNT] = log_total;
@@ -137,7 +137,7 @@ void factorcell_features(Blend *a) {
         x[OWN] = 1, x[OWN_LOG_SHARE] = std::log(a->shares[i]);
         x[OWN_LAST] = std::log1p(static_cast<double>(a->ages[i])), x[OWN_TYPED] = log_typed;
     }
-    double *const none = a->features + a->texts * FEATURES;
+    double *const none = a->features + a->texts * a->feature_count;
     none[NONE] = 1, none[NONE_REST] = log_rest, none[NONE_TYPED] = log_typed;
 }
 
@@ -149,7 +149,7 @@ void factorcell_blend(Blend *a) {
     places.resize(show(a->evidence, a->texts, a->threshold, places.data()));
     for (int64_t i = 0; i < static_cast<int64_t>(places.size()); i++) {
         const int64_t text = a->order[places[i]];
-        const bool is_certain = a->typos[text] == 0 && !is_invented(a->features + text * FEATURES);
+        const bool is_certain = a->typos[text] == 0 && !is_invented(a->features + text * a->feature_count);
         if (i < a->count || is_certain) best.push_back(text);
     }
     const std::vector<bool> is_later = find_later(*a);
