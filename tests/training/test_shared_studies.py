@@ -114,6 +114,9 @@ def test_a_study_with_other_options_or_without_a_server_is_an_error(server: Serv
     with pytest.raises(UserError, match=r"study s in postgresql://.*: cannot resume; expected training\.epochs = 3"):
         search(tmp_path / "s", 2, CONFIG.with_options(epochs=4), storage=server.url)
     assert len(search(tmp_path / "t", 1, CONFIG.with_options(epochs=4), storage=server.url)) == 1
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match="file/s: cannot be written"):
+        search(tmp_path / "file" / "s", 1, storage=server.url)
     for url, message in (
         (f"postgresql://me:secret@127.0.0.1:{free_port()}/x", "127.0.0.1:.*/x: .*repeat the command to continue"),
         ("sqlite:///study.db", "storage: expected postgresql://USER@HOST/DATABASE, got 'sqlite'"),

@@ -132,7 +132,8 @@ def open_study(folder: Path, url: str | None) -> Iterator[Study]:
     """Open or create the study in a folder, or the study with the name of the folder in the PostgreSQL at `url`.
 
     Raises:
-        UserError: Another process has locked the folder, the study cannot be read, or the server does not answer.
+        UserError: The folder is locked by another process or cannot be written, the study cannot be read, or the server
+            does not answer.
     """
     if url is None:
         with lock.training_lock(folder):
@@ -144,6 +145,10 @@ def open_study(folder: Path, url: str | None) -> Iterator[Study]:
     from sqlalchemy import exc, make_url
 
     name = folder.resolve().name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     try:
         where = f"study {name} in {make_url(url).render_as_string(hide_password=True)}"
         with closing(SharedStudy(url, name, where)) as study:
