@@ -5,8 +5,6 @@ trainings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 
 from aggregate import Rows, interval, number
@@ -17,25 +15,10 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.text_figures import Ratios
 from figures import Read
 
-
-@dataclass(frozen=True)
-class Backbone:
-    """A backbone of backbones.toml, whose rows were made before the stages."""
-
-    frozen: bool
-    sets: Sequence[str]
-    tokens: int
-    on_page: bool = True  # whether docs/results/backbones-tables.md has its tables
-
-
-BACKBONES = {name: Backbone(**values) for name, values in SPEC["backbones"].items()}
 METHODS, SETS = tuple(SPEC["tables"]["methods"]), tuple(SPEC["tables"]["sets"])
-POSITIONS = (0, 4, 16, 64)  # the rows have the bits per token from each of these tokens to the next
-CURVE_METHOD = "factor+concat+bias"
+BACKBONES, OTHER_BUDGETS = tuple(SPEC["tables"]["backbones"]), tuple(SPEC["tables"]["other_budgets"])
 MIN_SEEDS, FIRST_SEED = 3, 0
 DETERMINISTIC = "linear"  # the method that is trained with one seed
-UNSEEN = f"unseen_{BITS}"
-ON_PAGE = tuple(name for name in BACKBONES if BACKBONES[name].on_page)
 NOT_MEASURED = "Not measured.\n"
 
 
@@ -56,11 +39,6 @@ def with_counted_seeds(rows: Rows) -> Rows:
     """Return the rows of the first seed, and those of further seeds of methods that have three."""
     counted = {name: len({row["seed"] for row in rows.trainings[name]}) for name in rows}
     return Rows(row for row in rows.all() if counted[row["row"]] >= MIN_SEEDS or row["seed"] == FIRST_SEED)
-
-
-def baseline_of(backbone: str) -> str:
-    """Return the method that reads no context: a shared LoRA on a frozen base, otherwise the model without context."""
-    return "lora" if BACKBONES[backbone].frozen else "none"
 
 
 def figure(rows: Rows, name: str, key: str) -> str:
@@ -114,7 +92,7 @@ def with_common_seeds(rows: Rows, name: str, base: str) -> Rows:
 def best_methods(read: Read) -> str:
     """Return, for each backbone and set, the methods whose bits per byte are not significantly above the lowest."""
     lines = []
-    for backbone in ON_PAGE:
+    for backbone in BACKBONES:
         cells = [lowest(rows_of(read, name, backbone)) for name in SETS]
         lines.append([backbone, *cells])
     return table(["backbone", *SETS], [line for line in lines if any(line[1:])])
@@ -137,56 +115,10 @@ def excess(rows: Rows, name: str, base: str) -> float:
     return fmean(row[BITS] for row in trainings[name]) - fmean(row[BITS] for row in trainings[base])
 
 
-def methods_table(read: Read, backbone: str) -> str:
-    """Return a table with a line for each method on each set."""
-    base, lines = baseline_of(backbone), []
-    for set_name in BACKBONES[backbone].sets:
-        rows = rows_of(read, set_name, backbone)
-        for method in METHODS:
-            cells = [
-                figure(rows, method, BITS),
-                difference(rows, method, BITS, base),
-                difference(rows, method, BITS, "text"),
-                accuracy(rows, method),
-                difference(rows, method, "accuracy", "text", ".1f", 100.0),
-                *(control(rows, method, suffix) for suffix in ("shuffled", "without")),
-            ]
-            if any(cells):
-                lines.append([set_name, method, *cells])
-    differences = [f"minus `{base}`", "minus `text`", "accuracy, %", "minus `text`, points"]
-    return table(["data set", "method", "bits per byte", *differences, "other contexts", "no contexts"], lines)
-
-
-def control(rows: Rows, name: str, suffix: str) -> str:
-    """Format the increase of the bits per byte with other contexts."""
-    return interval(rows.difference_within(name, f"{BITS}_{suffix}", BITS), ".3f", 1.0) if name in rows else ""
-
-
-def positions(read: Read) -> str:
-    """Return the differences between `factor` and the baseline by position in the text."""
-    keys = {f"bits_from_{begin}": f"from {begin} tokens" for begin in POSITIONS}
-    lines = []
-    for backbone in ON_PAGE:
-        for name in BACKBONES[backbone].sets:
-            rows = rows_of(read, name, backbone)
-            lines.append([backbone, name, *(difference(rows, "factor", key, baseline_of(backbone)) for key in keys)])
-    return table(["backbone", "data set", *keys.values()], [line for line in lines if any(line[2:])])
-
-
-def unseen_users(read: Read) -> str:
-    """Return the bits per byte of users who are not in training, with online learning and without."""
-    lines = []
-    for backbone in ON_PAGE:
-        rows = rows_of(read, "commits", backbone)
-        for method in METHODS:
-            lines.append([backbone, method, *(figure(rows, method, key) for key in (UNSEEN, f"{UNSEEN}_not_learned"))])
-    return table(["backbone", "method", "bits per byte", "without learning"], [line for line in lines if any(line[2:])])
-
-
 def runs(read: Read) -> str:
     """Return what was trained where: tokens, seeds, machine, device and minutes of each backbone."""
     lines = []
-    for name in BACKBONES:
+    for name in (*BACKBONES, *OTHER_BUDGETS):
         rows = [row for row in read("backbones").all() if row["row"].split()[1] == name]
         trained = [row for row in rows if row.get("minutes")]
         if trained:
@@ -195,18 +127,6 @@ def runs(read: Read) -> str:
             tokens = ", ".join(f"{count:,}" for count in sorted({row["tokens"] for row in trained}))
             lines.append([name, f"{len(trained)}", tokens, f"{minutes:.0f}", machines])
     return table(["backbone", "trainings", "tokens of each", "minutes of all", "machine"], lines)
-
-
-def curve(read: Read) -> str:
-    """Return the bits per byte and the accuracy on AG News of a pretrained base after several numbers of tokens."""
-    lines = []
-    for name in sorted(BACKBONES, key=lambda name: BACKBONES[name].tokens):
-        rows = rows_of(read, "agnews", name)
-        if BACKBONES[name].frozen and CURVE_METHOD in rows:
-            row = rows.first(CURVE_METHOD)
-            figures = figure(rows, CURVE_METHOD, BITS), accuracy(rows, CURVE_METHOD)
-            lines.append([f"{row['tokens']:,}", row["device"], f"{row['texts']:,}", *figures])
-    return table(["training tokens", "device", "test texts", "bits per byte", "accuracy in %"], lines)
 
 
 def stages(read: Read) -> str:
@@ -240,11 +160,4 @@ def stages(read: Read) -> str:
     return table([*head, "accuracy, %", "minus `text`, points", "minutes"], lines)
 
 
-FINDINGS: Mapping[str, Callable[[Read], str]] = {"best methods": best_methods, "machines": runs}
-TABLES: Mapping[str, Callable[[Read], str]] = {
-    **{backbone: partial(methods_table, backbone=backbone) for backbone in ON_PAGE},
-    "positions": positions,
-    "unseen users": unseen_users,
-    "curve": curve,
-    "stages": stages,
-}
+TABLES: Mapping[str, Callable[[Read], str]] = {"best methods": best_methods, "stages": stages, "machines": runs}

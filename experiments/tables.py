@@ -44,8 +44,7 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
         "Section A.2": paper_tables.finetuned,
     },
     "results/privacy.md": {"exposure": paper_tables.exposure},
-    "results/backbones.md": backbone_pages.FINDINGS,
-    "results/backbones-tables.md": backbone_pages.TABLES,
+    "results/backbones.md": backbone_pages.TABLES,
     "results/generation.md": {
         f"sampled, {name}": partial(paper_tables.sampled, name=name) for name in ("hotels", "imdb")
     },
