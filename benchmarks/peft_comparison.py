@@ -1,6 +1,6 @@
 """Compare context adapters with LoRA adapters of the library PEFT: speed and size, side by side.
 
-    python benchmarks/peft_comparison.py [--base MODEL] [--precision float32] [--threads 2] [--processes 3]
+    python benchmarks/peft_comparison.py [--base MODEL] [--shared-rank 0] [--threads 2] [--processes 3]
 
 The base is a new Llama of the size of SmolLM2-135M with 6 instead of 30 layers, or the pretrained model `--base`. Its
 weights have the number type `--precision`; the values of all adapters are float32 numbers, as both libraries create
@@ -10,7 +10,7 @@ processes. A process measures the variants in turn, several times, and takes the
 - a training step (forward, backward, AdamW) with context adapters, each text in another context, against a step with
   one shared LoRA;
 - reading 32 texts in 32 different contexts, and generating tokens for them, against the same in one batch of PEFT with
-  32 LoRA adapters;
+  32 LoRA adapters, and against the base alone;
 - reading with the weights of one context, folded, against the base.
 
 PEFT has an adapter for each context; context adapters have one vector for each context and one set of tensors.
@@ -78,12 +78,12 @@ def generation(model: Any, tokens: torch.Tensor, **arguments: Any) -> Callable[[
     return generate
 
 
-def measure(base_name: str, dtype: torch.dtype) -> dict[str, float]:
+def measure(base_name: str, dtype: torch.dtype, shared_rank: int) -> dict[str, float]:
     """Return the seconds of all variants and the bytes of a context."""
     warnings.filterwarnings("ignore")
     base = new_base(base_name, dtype)
     rows = [{"place": f"place {index % CONTEXTS}"} for index in range(4 * CONTEXTS)]
-    config = ContextConfig(["place"], min_count=1, rank=RANK, shared_rank=0, alpha=RANK).fit(rows)
+    config = ContextConfig(["place"], min_count=1, rank=RANK, shared_rank=shared_rank, alpha=RANK).fit(rows)
     model = get_context_model(copy.deepcopy(base), config)
     names = sorted({projection.path.rpartition(".")[2] for projection in model.maps.projections})
     options = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names, init_lora_weights=False)
@@ -133,9 +133,12 @@ def main() -> None:
     parser.add_argument(
         "--precision", default="float32", choices=("float32", "bfloat16"), help="number type of the base"
     )
-    rows = processes.measure_in_processes(
-        parser, lambda arguments: measure(arguments.base, getattr(torch, arguments.precision))
-    )
+    parser.add_argument("--shared-rank", type=int, default=0, help="rank of the LoRA that all contexts share")
+
+    def measure_once(arguments: argparse.Namespace) -> dict[str, float]:
+        return measure(arguments.base, getattr(torch, arguments.precision), arguments.shared_rank)
+
+    rows = processes.measure_in_processes(parser, measure_once)
     processes.show(
         rows,
         {
@@ -143,6 +146,8 @@ def main() -> None:
             "mixed batch, generating": ("generating, 32 LoRA adapters", "generating, 32 contexts"),
             "mixed batch, reading": ("reading, 32 LoRA adapters", "reading, 32 contexts"),
             "folded reading, speed": ("reading, base", "reading, folded context"),
+            "reading over the base": ("reading, 32 contexts", "reading, base"),
+            "generating over the base": ("generating, 32 contexts", "generating, base"),
         },
     )
 

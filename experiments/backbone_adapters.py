@@ -1,6 +1,5 @@
-"""Adapters that the study of backbones compares with FactorCells, and that the package does not need.
+"""An adapter that the study of backbones compares with FactorCells, and that the package does not need.
 
-    shared          W + L R, where L and R are the same for all contexts: a LoRA (Hu et al. 2021)
     hypernetwork    W + L(c) R(c), where a network of two layers computes L and R: (L, R) = U tanh(H c)
 
 The hidden layer of the hypernetwork has the size of the context vector, so at the same rank it has nearly as many
@@ -11,21 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Adapter, Factor, LayerSizes, Shift, register_adapter
-
-
-class SharedLoRA(Adapter):
-    """A change of W of rank R that does not depend on the context."""
-
-    needs_rank = True
-
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__(sizes)
-        self.left = nn.Parameter(torch.randn(sizes.inputs, sizes.rank) * sizes.inputs**-0.5)
-        self.right = nn.Parameter(torch.zeros(sizes.rank, sizes.outputs))
-
-    def forward(self, vector: Tensor) -> Shift:
-        """Return L (B, D, R) and R (B, R, O), which are equal for all B contexts."""
-        return Shift(self.left.expand(len(vector), -1, -1), self.right.expand(len(vector), -1, -1))
 
 
 class Hypernetwork(Adapter):
@@ -47,5 +31,4 @@ class Hypernetwork(Adapter):
         self.factor.start_unadapted()
 
 
-register_adapter("shared", SharedLoRA)
 register_adapter("hypernetwork", Hypernetwork)

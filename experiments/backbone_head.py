@@ -4,9 +4,7 @@ The head is a linear map of the last vector of a text; `transformers` and `peft`
 of tokens in training as the language models, and has as many trained parameters.
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,17 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-import backbone_measures
-import corpora
-from backbone_pretrained import Base, fit_rank, in_float32, load_base, local_base, lora_options, values_per_rank
-from backbone_tables import DataSet
-from backbone_training import Budget, Rows, make_batches, train
-from corpora import Tables
-from factorcell.config import Config
-from factorcell.evaluation.bayes_rule import apply_bayes_rule
+from backbone_pretrained import Base, fit_rank, in_float32, local_base, lora_options, values_per_rank
+from backbone_training import Rows
 from factorcell.io import pretrained
-from factorcell.nn.devices import find_device
-from study import Measurement
 
 JUDGED_TEXTS = 64
 
@@ -68,25 +58,3 @@ class HeadLearner:
         with self.base.autocast():
             logits: Tensor = self.module(**self.base.pad(ids)).logits
         return logits.float(), sum(map(len, ids))
-
-
-def measure_head(
-    config: Config, texts: Tables, data_set: DataSet, tokens: int, parameters: int, folder: Path
-) -> Measurement:
-    """Train a head for about `tokens` tokens with about `parameters` trained values, and measure its accuracy."""
-    started = time.process_time()
-    names, truth, _ = backbone_measures.candidates(texts)
-    device, name = find_device(config.training.device, config.backbone), str(config.backbone.base)  # type: ignore[attr-defined]
-    torch.manual_seed(config.training.seed)
-    base = load_base(name, device, torch.float32)
-    learner = HeadLearner(name, names, data_set.target, parameters, base)
-    rows = corpora.read(texts["train"]).select(["text", data_set.target]).to_pylist()
-    rows = [row for row in rows if row[data_set.target] in names]
-    trained = sum(values.numel() for values in learner.module.parameters() if values.requires_grad)
-    lengths = np.array([len(ids) + 1 for ids in base.encode([row["text"] for row in rows])])
-    training = config.training
-    budget = Budget(tokens, training.batch_tokens, training.learning_rate / 3, training.seed)
-    progress = train(learner, rows, make_batches(lengths, budget), budget, folder, started)
-    log_posterior = learner.log_posterior(backbone_measures.judged_rows(texts, data_set.target))
-    measured = backbone_measures.measure_classification(apply_bayes_rule(names, log_posterior, truth))
-    return Measurement({"trained_parameters": trained, "minutes": progress.training_seconds / 60}) | measured

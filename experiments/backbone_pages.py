@@ -5,19 +5,32 @@ trainings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
 from aggregate import Rows, interval, number
-from backbone_measures import BITS, POSITIONS
-from backbone_stages import DEFAULT, TEXT
-from backbones import BACKBONES, PLAN, SPEC
+from backbone_stages import BITS, DEFAULT, TEXT
+from backbones import PLAN, SPEC
 from columns import markdown
 from factorcell.bootstrap import Interval
 from factorcell.evaluation.text_figures import Ratios
 from figures import Read
 
-METHODS, SETS = tuple(SPEC["methods"]), tuple(SPEC["sets"])
+
+@dataclass(frozen=True)
+class Backbone:
+    """A backbone of backbones.toml, whose rows were made before the stages."""
+
+    frozen: bool
+    sets: Sequence[str]
+    tokens: int
+    on_page: bool = True  # whether docs/results/backbones-tables.md has its tables
+
+
+BACKBONES = {name: Backbone(**values) for name, values in SPEC["backbones"].items()}
+METHODS, SETS = tuple(SPEC["tables"]["methods"]), tuple(SPEC["tables"]["sets"])
+POSITIONS = (0, 4, 16, 64)  # the rows have the bits per token from each of these tokens to the next
 CURVE_METHOD = "factor+concat+bias"
 MIN_SEEDS, FIRST_SEED = 3, 0
 DETERMINISTIC = "linear"  # the method that is trained with one seed
@@ -151,7 +164,7 @@ def control(rows: Rows, name: str, suffix: str) -> str:
 
 def positions(read: Read) -> str:
     """Return the differences between `factor` and the baseline by position in the text."""
-    keys = {f"bits_from_{begin}": f"from {begin} tokens" for begin in POSITIONS[:-1]}
+    keys = {f"bits_from_{begin}": f"from {begin} tokens" for begin in POSITIONS}
     lines = []
     for backbone in ON_PAGE:
         for name in BACKBONES[backbone].sets:

@@ -16,7 +16,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-import backbone_measures
 import corpora
 import study
 from backbone_head import HeadLearner
@@ -43,14 +42,14 @@ from backbone_pretrained import (
 from backbone_training import PROGRESS_FILE, Budget, Rows, make_batches, train
 from corpora import Tables
 from factorcell.config import Config
-from factorcell.evaluation.bayes_rule import apply_bayes_rule
-from factorcell.evaluation.text_figures import Figures, TextSums
+from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, text_accuracies
+from factorcell.evaluation.text_figures import Figures, Ratios, TextSums
 from factorcell.hf import ContextConfig
 from factorcell.io import files
 from study import Baseline, Experiment, Job, Measurement, Row, Training
 
 DEFAULT, TEXT, HEAD = "default", "text", "head"
-BITS, LOSS = backbone_measures.BITS, "development_loss"
+BITS, LOSS = "bits_per_byte", "development_loss"
 PARTS = {"dev": f"dev_{BITS}", "test": BITS, "cold": f"cold_{BITS}", "pairs": f"pairs_{BITS}"}
 TOKENS_PER_TEXT = 3  # the least of any set, so that enough texts are tokenized
 SECONDS_PER_TOKEN = 0.01  # of a row, before rows of its stage were measured
@@ -270,10 +269,10 @@ def measure_learner(
         loss = -float(learner.log_posterior(dev)[np.arange(len(dev)), places].mean())
         truth = [row[data_set.target] for row in judged]
         result = apply_bayes_rule(learner.names, learner.log_posterior(judged), truth)
-        return Measurement({LOSS: loss}) | backbone_measures.measure_classification(result)
+        return Measurement({LOSS: loss}) | measure_classification(result)
     figures: Figures = {name: bits_per_byte(learner, parts[part]) for part, name in PARTS.items() if parts.get(part)}
     row: Row = {name: sums.ratio for name, sums in figures.items()}
-    row |= {LOSS: row[PARTS["dev"]], **backbone_measures.interval_row(BITS, figures[BITS])}
+    row |= {LOSS: row[PARTS["dev"]], **interval_row(BITS, figures[BITS])}
     measured = Measurement(row, figures)
     return measured | classify(learner, parts, data_set) if reads_target(data_set, method) else measured
 
@@ -301,9 +300,23 @@ def classify(learner: LanguageLearner, parts: Mapping[str, Rows], data_set: Stag
     values = [row[target] for row in parts["train"]]
     priors = np.log([values.count(name) for name in names])
     likelihoods = np.stack([-learner.nats([_with_value(data_set, row, name) for row in judged]) for name in names], 1)
-    return backbone_measures.measure_classification(
-        apply_bayes_rule(names, likelihoods + priors, [row[target] for row in judged])
-    )
+    return measure_classification(apply_bayes_rule(names, likelihoods + priors, [row[target] for row in judged]))
+
+
+def interval_row(name: str, sums: TextSums) -> Row:
+    """Return a figure with its interval over texts."""
+    ratios = Ratios.from_sums([[sums]])
+    return {} if ratios is None else ratios.interval(0).to_row(name)
+
+
+def measure_classification(classification: Classification) -> Measurement:
+    """Return the accuracy and the calibration of a classification."""
+    classification = replace(classification, key=f"judged {classification.log_posterior.shape}")
+    metrics = classification.metrics()
+    row = {"candidates": len(classification.names), "judged": metrics["texts"]}
+    keys = ("accuracy", "accuracy_low", "accuracy_high", "calibration_error", "majority")
+    row |= {name: metrics[name] for name in keys}
+    return Measurement(row, {"accuracy": text_accuracies(classification)})
 
 
 def _with_value(data_set: StagedSet, row: Mapping[str, Any], name: str) -> dict[str, Any]:

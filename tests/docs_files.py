@@ -107,6 +107,9 @@ def write_tables(folder: Path) -> None:
     csv.write_csv(table, folder / "queries.csv")
     for name in ("dev", "test", "new", "boston", "boston-dev", "places"):
         csv.write_csv(part, folder / f"{name}.csv")
+    (folder / "reviews").mkdir()
+    for number in range(3):
+        parquet.write_table(table.slice(100 * number, 100), folder / "reviews" / f"part-{number}.parquet")
     for name in ("queries", "train"):
         parquet.write_table(table, folder / f"{name}.parquet")
     for name in ("dev", "test"):

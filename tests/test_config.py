@@ -111,12 +111,17 @@ def test_words_are_lower_cased_by_default_and_characters_are_not() -> None:
         ({"steps": 5}, 1.0, {"steps": 5, "seed": 3}),
     ],
 )
-def test_a_new_duration_replaces_that_of_a_file(
+def test_a_new_duration_replaces_that_of_the_config(
     tmp_path: Path, options: dict[str, Any], minutes: float | None, training: dict[str, Any]
 ) -> None:
     path = tmp_path / "options.toml"
     path.write_text("[training]\nsteps = 9\nepochs = 2.0\nseed = 3\n", encoding="utf-8")
     assert options_by_section({"config": path, **options}, minutes=minutes)["training"] == training
+    config = Config.of(steps=9, epochs=2.0, seed=3)
+    from_config = options_by_section({"config": config, **options}, minutes=minutes)["training"]
+    durations = [{name: row.get(name) for name in ("steps", "epochs", "seed")} for row in (from_config, training)]
+    assert durations[0] == durations[1]
+    assert config.with_options(epochs=7.0).training.steps == 9
 
 
 def test_named_models_differ_only_in_their_adaptations() -> None:

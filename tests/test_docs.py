@@ -38,6 +38,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMAND_ROW = re.compile(r"^\| [^|]*\]\([^|]*\| (`[^|]*) \|$", re.MULTILINE)  # a purpose with a link, and its commands
 OTHER_OPTIONS = {"--upgrade", "--index-url", "--extra-index-url", "--no-deps"}  # of pip
 OTHER_OPTIONS |= {"--nproc-per-node", "--max-restarts", "--prefixes", "--names"}  # of torchrun and scripts
+OTHER_OPTIONS |= {"--module", "--nnodes", "--node-rank", "--master-addr", "--master-port"}  # of torchrun
 OTHER_OPTIONS |= {"--output-dir", "--num-train-epochs", "--activation-checkpointing"}  # of Trainer
 OTHER_OPTIONS |= {"--use-cpu", "--fsdp"}  # of Trainer
 OTHER_OPTIONS |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl
@@ -45,6 +46,7 @@ OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--
 OTHER_OPTIONS |= {"--data", "--results", "--docs"}  # of the scripts under experiments/ and benchmarks/
 OTHER_OPTIONS |= {"--exclude", "--local-dir"}  # of hf
 OTHER_OPTIONS |= {"--rm", "--detach", "--wait", "--entrypoint"}  # of docker compose
+OTHER_OPTIONS |= {"--from-file", "--from-literal"}  # of kubectl
 OTHER_OPTIONS |= {
     "--lora-init-without-apply",
     "--enable-lora",
@@ -53,6 +55,7 @@ OTHER_OPTIONS |= {
     "--max-loras",
     "--lora",
 }  # of vLLM, llama.cpp
+OTHER_OPTIONS |= {"--task", "--master"}  # of the examples for Ray and Spark, and of spark-submit
 OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colors and lengths of a web page
 
 

@@ -15,7 +15,7 @@ from factorcell.data.tokenizers.bpe import import_library
 from factorcell.io import extras
 from factorcell.io.pretrained import transformers
 from factorcell.service.stores.store import open_store
-from factorcell.training.tuning import import_optuna
+from factorcell.training.studies import import_optuna
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 # Wide tables of the other pages scroll within the page.
-WHOLE_PAGES = ("commands", "genindex", "index", "install")
+WHOLE_PAGES = ("commands", "index", "install")
 
 
 @pytest.fixture(scope="module")

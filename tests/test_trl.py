@@ -114,8 +114,9 @@ def test_sft_trains_a_base_whose_output_has_no_cache(base: Path, tmp_path: Path)
     """huggingface/trl#6685: the trainer read a cache from the output of each base."""
     tokenizer = new_model(base)[1]
     sizes = {"vocab_size": len(tokenizer), "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    no_dropout = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
     torch.manual_seed(0)
-    plain = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes))
+    plain = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**sizes, **no_dropout))
     model = get_context_model(plain, ContextConfig(["stars:category"], min_count=1).fit(ROWS))
     trainer = sft_trainer(model, tokenizer, tmp_path, max_steps=3)
     batch = next(iter(trainer.get_train_dataloader()))

@@ -1,6 +1,7 @@
 """Measure the service: print tables and, with `--out`, append JSON lines.
 
     python -m benchmarks.service typists RUN TABLE      32 users who type, doubled until requests are refused
+    python -m benchmarks.service replicas RUN TABLE     the same for one and two servers behind nginx, one core each
     python -m benchmarks.service cost RUN TABLE         the cost of HTTP compared with the same call in Python
     python -m benchmarks.service people RUN TABLE       64 writers of one user; 10,000 requests of 100 users
     python -m benchmarks.service replay RUN TABLE       the replay of a table through the service, rank by rank
@@ -43,7 +44,24 @@ def typists(arguments: Arguments, folder: Path) -> Table:
         load = typing.Load(
             port, arguments.people, arguments.seconds, arguments.keys, arguments.deadline_ms, arguments.given_up
         )
-        return typing.measure_doubling(load, texts, process, arguments.most), typing.COLUMNS
+        return typing.measure_doubling(load, texts, {"server": [process]}, arguments.most), typing.COLUMNS
+
+
+def replicas(arguments: Arguments, folder: Path) -> Table:
+    """Measure one and two replicas with users who type."""
+    from benchmarks.service import replicas as serving
+    from benchmarks.service.typists import Load, texts_of
+    from tests.service.stores.servers import SERVERS
+
+    texts, rows = texts_of(arguments.table, 5000), []
+    load = Load(0, arguments.people, arguments.seconds, arguments.keys, arguments.deadline_ms, arguments.given_up)
+    for name in arguments.stores:
+        with SERVERS[name]() as server:
+            work = folder / name
+            work.mkdir()
+            rows += serving.throughput(arguments.run, server, work, load, texts, arguments.most, arguments.serve)
+            _say(f"{name}: done")
+    return rows, serving.COLUMNS
 
 
 def cost(arguments: Arguments, folder: Path) -> Table:
@@ -158,18 +176,19 @@ def parse_arguments() -> Arguments:
             subparser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
         return subparser
 
-    add = kind(typists, of_run=True)
-    add.add_argument("--people", type=int, default=32)
-    add.add_argument(
-        "--most", type=int, default=512, help="maximum number of users when the load is doubled (default: 512)"
-    )
-    add.add_argument("--seconds", type=float, default=30.0, help="duration of each load")
-    add.add_argument("--keys", type=float, default=5.0, help="keys per second and user")
-    add.add_argument("--deadline-ms", type=int, default=100)
-    add.add_argument("--given-up", action="store_true", help="cancel a request when the next key is pressed")
-    add.add_argument(
-        "--serve", nargs="*", default=[], help="more options of `factorcell serve`, each as --option=value"
-    )
+    for measure, needs_stores in ((typists, False), (replicas, True)):
+        add = kind(measure, of_run=True, of_stores=needs_stores)
+        add.add_argument("--people", type=int, default=32)
+        add.add_argument(
+            "--most", type=int, default=512, help="maximum number of users when the load is doubled (default: 512)"
+        )
+        add.add_argument("--seconds", type=float, default=30.0, help="duration of each load")
+        add.add_argument("--keys", type=float, default=5.0, help="keys per second and user")
+        add.add_argument("--deadline-ms", type=int, default=100)
+        add.add_argument("--given-up", action="store_true", help="cancel a request when the next key is pressed")
+        add.add_argument(
+            "--serve", nargs="*", default=[], help="more options of `factorcell serve`, each as --option=value"
+        )
     kind(cost, of_run=True).add_argument("--requests", type=int, default=2000)
     add = kind(people, of_run=True)
     add.add_argument("--writers", type=int, default=64)

@@ -14,6 +14,7 @@ HOST = "127.0.0.1"
 MARK = b"\r\n\r\n"  # end of a head
 PATIENCE = 30.0  # seconds until a request fails
 PIECE = 1 << 16  # maximum bytes per read
+TEMPORARY = (429, 502, 503, 504)  # statuses after which the same request may succeed, as in factorcell.js
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,12 @@ class AsyncConnection:
 
 
 def until_answered(connection: Connection, method: str, path: str, body: Any = None, seconds: float = 60.0) -> Answer:
-    """Repeat a request until a response arrives whose status is neither 429 nor 503, and return it."""
+    """Repeat a request until a response arrives whose status is not temporary, and return it."""
     stop = time.monotonic() + seconds
     while True:
         try:
             answer = connection.ask(method, path, body)
-            if answer.status not in (429, 503):
+            if answer.status not in TEMPORARY:
                 return answer
         except ConnectionError:
             pass

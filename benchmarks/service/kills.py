@@ -43,7 +43,7 @@ def run(
     with ExitStack() as stack:
         program = stack.enter_context(restartable_server(options, folder / f"{name}.log"))
         writers = [
-            threading.Thread(target=_write, args=(port, book, f"user-{number % PEOPLE}", number, over))
+            threading.Thread(target=write_texts, args=(port, book, f"user-{number % PEOPLE}", number, over))
             for number in range(PEOPLE * WRITERS)
         ]
         connection = stack.enter_context(closing(Connection(port)))
@@ -80,7 +80,7 @@ def run(
     }
 
 
-def _write(port: int, book: Book, user: str, number: int, over: threading.Event) -> None:
+def write_texts(port: int, book: Book, user: str, number: int, over: threading.Event) -> None:
     """Accept texts, and complete in between, until `over` is set; the last accept is also answered."""
     connection, texts, place = Connection(port), random_texts(number, 1000), 0
     while not over.is_set():

@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from factorcell.data.tables.tables import open_table
 COLUMNS = {
     "people": "users",
     "asked_a_second": "requests a second",
+    "answered_a_second": "answered in time a second",
     "complete_p50": "complete p50, ms",
     "complete_p95": "p95",
     "complete_p99": "p99",
@@ -36,6 +37,8 @@ COLUMNS = {
     "generator": "cores, generator",
     "lateness_p99": "keys sent late, p99, ms",
 }
+
+Processes = Mapping[str, Sequence[int]]  # kind of processes, a column of the table -> their ids
 
 
 @dataclass
@@ -143,15 +146,17 @@ async def type_all(load: Load, texts: Sequence[str]) -> None:
     await asyncio.gather(*(typist.type(begin) for typist in typists))
 
 
-def measure(load: Load, texts: Sequence[str], server: int) -> Row:
-    """Return what the users observed, and the processor time of the process `server` and of this one."""
-    began, client_seconds, of_server = time.perf_counter(), time.process_time(), processor_seconds(server)
+def measure(load: Load, texts: Sequence[str], processes: Processes) -> Row:
+    """Return what the users observed, and the cores that this process and each kind of `processes` used."""
+    began, client_seconds, seconds_before = time.perf_counter(), time.process_time(), _seconds(processes)
     asyncio.run(type_all(load, texts))
     took = time.perf_counter() - began
     complete, accept = load.counts["complete"], load.counts["accept"]
     row: Row = {"what": "typists", "people": load.people, "seconds": load.seconds, "keys": load.keys}
     row |= {"deadline_ms": load.deadline_ms, "given_up": load.given_up}
     row["asked_a_second"] = round((complete.count + accept.count) / load.seconds, 1)
+    in_time = len(complete.answered) - complete.late + len(accept.answered)
+    row["answered_a_second"] = round(in_time / load.seconds, 1)
     for kind, counts in load.counts.items():
         row |= {f"{kind}_p{p}": 1000 * quantile(counts.answered, p / 100) for p in (50, 95, 99)}
         row |= {f"{kind}_asked": counts.count, f"{kind}_cancelled": counts.cancelled}
@@ -167,16 +172,18 @@ def measure(load: Load, texts: Sequence[str], server: int) -> Row:
         "retry_after": f"{min(retries)} to {max(retries)}" if retries else None,
         "lateness_p99": 1000 * quantile(load.lateness, 0.99),
         "generator": round((time.process_time() - client_seconds) / took, 2),
-        "server": round((processor_seconds(server) - of_server) / took, 2),
+        **{kind: round((used - seconds_before[kind]) / took, 2) for kind, used in _seconds(processes).items()},
     }
 
 
-def measure_doubling(load: Load, texts: Sequence[str], server: int, most: int, shed: float = 0.05) -> list[Row]:
+def measure_doubling(
+    load: Load, texts: Sequence[str], processes: Processes, most: int, shed: float = 0.05
+) -> list[Row]:
     """Measure a load, doubled until the share of refused requests is `shed` or more, or up to `most` users."""
-    rows = [measure(load, texts, server)]
+    rows = [measure(load, texts, processes)]
     while load.people < most and rows[-1]["shed_share"] < shed:
         load = Load(load.port, 2 * load.people, load.seconds, load.keys, load.deadline_ms, load.given_up)
-        rows.append(measure(load, texts, server))
+        rows.append(measure(load, texts, processes))
     return rows
 
 
@@ -193,6 +200,11 @@ def warm(port: int, texts: Sequence[str], seconds: float = 2.0) -> None:
         for text in texts[:20]:
             connection.ask("POST", "/v1/complete", {"query": text[:8], "user": "warm"})
     connection.close()
+
+
+def _seconds(processes: Processes) -> dict[str, float]:
+    """Return the processor time of each kind of processes."""
+    return {kind: sum(map(processor_seconds, members)) for kind, members in processes.items()}
 
 
 def _share(part: int, whole: int) -> str:

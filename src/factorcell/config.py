@@ -590,7 +590,7 @@ class Config:
 
         If a kind changes, its options get their defaults.
         """
-        return Config.from_dict(options_by_section({**options, "config": self}))
+        return Config.from_dict(options_by_section({"steps": self.training.steps, **options, "config": self}))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "") -> "Config":
@@ -649,12 +649,12 @@ def options_by_section(
         options: Options by name. `tokenizer`, `backbone` and `head` select kinds, `model` a model in `MODELS`. `config`
             is a `Config` or the path of a file of options. The other options override `model`; both override `config`.
         others: Further names that the error about an unknown name may suggest.
-        minutes: A time limit of the training, which replaces the steps and passes of a file, as new `epochs` do.
+        minutes: A time limit of the training, which replaces the steps and passes of `config`, as new `epochs` do.
     """
     options = dict(options)
     model, config = options.pop("model", None), options.pop("config", None)
     base_options = config.to_dict() if isinstance(config, Config) else read_options(config) if config else {}
-    if base_options and not isinstance(config, Config) and (minutes is not None or "epochs" in options):
+    if base_options and (minutes is not None or "epochs" in options):
         training = base_options.get("training", {})
         base_options["training"] = {name: training[name] for name in training if name not in ("steps", "epochs")}
     kinds = kinds_of_transformer(options)

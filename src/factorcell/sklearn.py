@@ -1,7 +1,6 @@
 """A classifier of texts with the interface of scikit-learn. Shapes: B texts, K classes."""
 
 import shutil
-import weakref
 from collections.abc import Mapping
 from numbers import Integral
 from pathlib import Path
@@ -25,7 +24,7 @@ from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.io import lock
 from factorcell.options.columns import Category
-from factorcell.runs.run import CHECKPOINT, Run
+from factorcell.runs.run import CHECKPOINT, Run, delete_with
 from factorcell.training.fit import fit
 
 CLASS = "class"  # the context column of a run that contains the class
@@ -116,7 +115,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if self.out is None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        self.classes_, self.run_ = classes, run if self.out is not None else _delete_with(run)
+        self.classes_, self.run_ = classes, run if self.out is not None else delete_with(run, run.folder)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -187,7 +186,7 @@ class ContextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             folder = Path(mkdtemp(prefix="factorcell-"))
             for name, content in contents.items():
                 (folder / name).write_bytes(content)
-            self.run_ = _delete_with(Run.open(folder))
+            self.run_ = delete_with(Run.open(folder), folder)
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags that say that `X` has texts instead of numbers."""
@@ -218,9 +217,3 @@ def _class_names(classes: NDArray[Any]) -> list[str]:
     if UNKNOWN_VALUE in names:
         raise UserError(f"y: expected other class names than {UNKNOWN_VALUE}, which means any rare class")
     return names
-
-
-def _delete_with(run: Run) -> Run:
-    """Delete the temporary folder of a run when the run is no longer used; return the run."""
-    weakref.finalize(run, shutil.rmtree, run.folder, ignore_errors=True)
-    return run

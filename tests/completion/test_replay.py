@@ -187,7 +187,7 @@ def test_each_text_is_completed_before_it_is_learned() -> None:
         (
             [*ROWS, {"text": "a", "user": "u", "time": "noon"}],
             {},
-            "row 7: time is 'noon'; it must be a number or a time",
+            "row 7: time is 'noon'; expected a number or a time",
         ),
         ([*ROWS, {"text": "a", "user": "u", "time": float("nan")}], {}, "row 7: time is nan"),
         (ROWS, {"max_rows_per_user": 0}, "rows_per_user is 0"),
@@ -198,6 +198,17 @@ def test_invalid_tables_are_reported(rows: list[dict[str, Any]], options: dict[s
         read_streams(rows, DATA, **options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("times", "order"), [(("2/1/26", "13/1/26", "1/2/26"), "abc"), (("1/2/26", "2/1/26"), None)])
+def test_a_day_above_12_shows_the_order_of_written_dates(times: tuple[str, ...], order: str | None) -> None:
+    rows = [{"text": text, "user": "u", "time": time} for text, time in zip("abc", times, strict=False)][::-1]
+    if order is None:
+        with pytest.raises(UserError, match=r"row 1: time is '2/1/26'; .* if a day above 12 shows their order"):
+            read_streams(rows, DATA)
+        return
+    (stream,) = read_streams(rows, DATA)
+    assert "".join(row["text"] for row in stream.rows) == order
 
 
 def test_every_must_be_at_least_1() -> None:

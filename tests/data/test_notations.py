@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from factorcell.config import Config
 from factorcell.data.columns.declarations import guess_kind
-from factorcell.data.columns.values import to_number, to_time
+from factorcell.data.columns.values import read_times, to_number, to_time
 from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import training_table_findings
 from factorcell.io.findings import Finding
 from tests.findings import expected_finding, no_findings
+
+DAY = 86_400.0  # seconds
 
 NUMBERS: list[tuple[str, float | None, float | None, float | None]] = [  # a text without notation, with point and comma
     ("9.99", 9.99, 9.99, None),
@@ -115,6 +117,25 @@ def test_written_dates_are_read_as_themselves(day: date, mark: str, is_padded: b
     assert to_time(texts[0]) in (None, day)  # never another day
     assert to_time(f"{day.year}{mark}{day.month}{mark}{day.day}") == day
     assert to_time(f"{day:%d %B %Y}") == to_time(f"{day:%b %d, %Y}") == day
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        (["1/2/1970", "13/1/1970", None, 5, "2.1.1970"], [31 * DAY, 12 * DAY, -1, 5, DAY]),
+        (["1/2/1970", "1/13/1970", "1970-01-03", ""], [DAY, 12 * DAY, 2 * DAY, -1]),
+        ([], []),
+        (["3.1.1970", "1/2/1970", "3/3/1970"], "row 2 is '1/2/1970'; expected a number or a time such as"),
+        (["13/1/1970", "14/1/1970", "1/14/1970"], "row 3 is '1/14/1970'"),  # most have the day first
+        (["soon", "1.2.2026"], "row 1 is 'soon'"),
+    ],
+)
+def test_a_day_above_12_shows_the_order_of_the_dates_of_a_column(times: list[Any], seconds: list[float] | str) -> None:
+    if isinstance(seconds, list):
+        assert read_times(times, str, missing=-1) == seconds
+        return
+    with pytest.raises(UserError, match=seconds):
+        read_times(times, "row {}".format, missing=-1)
 
 
 DAYS = [date(2026, 1, 1) + timedelta(days=number) for number in range(60)]

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,16 @@ def test_earlier_texts_are_those_of_the_user_in_order_of_time(count: int) -> Non
     by_time = prepare(rows, config_of(user="user", time="time", prompt_history=count))
     assert texts_of(by_time) == earlier_texts_by_loops(rows, count)
     assert len(set(texts_of(by_time))) > 5
-    for value in ("24-02-2015 11.35", "soon", [1]):
-        with pytest.raises(UserError, match=r"row 2: time is .*, not a number or a time such as 2026"):
+    for value in ("11-02-2026 11.35", "soon", [1]):
+        with pytest.raises(UserError, match=r"row 2: time is .*; expected a number or a time such as 2026"):
             prepare([rows[0], {**rows[1], "time": value}], config_of(user="user", time="time", prompt_history=count))
+    moments = [row["time"] and datetime.fromisoformat(row["time"]).replace(tzinfo=None) for row in rows]
+    config, texts = config_of(user="user", time="time", prompt_history=count), list[list[str]]()
+    for pattern in ("%Y-%m-%d %H:%M", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"):
+        later = [moment and (moment + timedelta(days=11)).strftime(pattern) for moment in moments]  # on days 12 to 15
+        corpus = prepare([{**row, "time": moment} for row, moment in zip(rows, later, strict=True)], config)
+        texts.append(texts_of(corpus))
+    assert texts[0] == texts[1] == texts[2]
     without_times = [{"text": row["text"], "user": row["user"]} for row in rows]
     by_row = prepare(without_times, config_of(user="user", prompt_history=count))
     assert texts_of(by_row) == earlier_texts_by_loops(without_times, count)

@@ -141,7 +141,7 @@ def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
     column = CategoryReader(Variable("x", "category"), open_table([{"x": 1}]))
     column.add(values, range(1, len(values) + 1))
     names = {row: name for name, row in column.ids_by_name.items()}
-    for value, row in zip(values, column.all_values().tolist(), strict=True):
+    for value, row in zip(values, column.values.array().tolist(), strict=True):
         assert names.get(row) == (None if is_missing(value) else category_name(value))
 
 

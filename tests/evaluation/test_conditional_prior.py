@@ -65,6 +65,17 @@ def test_a_prior_of_fewer_candidates_is_normalized_over_them(run: Run) -> None:
     np.testing.assert_allclose(result.log_posterior[:, ::-1], classify(run, ROWS, "city").log_posterior, atol=1e-6)
 
 
+def test_the_linear_baseline_names_the_columns_that_a_table_lacks(run: Run) -> None:
+    save_classifiers(run, run.prepare(ROWS))
+    linear = linear_classifier.load(run.folder / BASELINES_FILE, run.schema)["city"]
+    for columns in (("text", "city", "stars"), tuple(ROWS[0])):
+        rows = [{name: row[name] for name in columns} for row in ROWS]
+        *_, name = classify(run, rows, "city", unknown="expected").other_predictions
+        absent = [other.source_column for other in linear.others if other.source_column not in columns]
+        assert name == (f"linear baseline without {', '.join(dict.fromkeys(absent))}" if absent else "linear baseline")
+        assert bool(absent) == (len(columns) == 3)
+
+
 def test_without_other_columns_the_conditional_prior_is_that_of_training(run: Run, tmp_path: Path) -> None:
     texts = [{"text": row["text"], "city": row["city"]} for row in ROWS]
     one_column, without_file = make_run(tmp_path / "one", ("city",)), make_run(tmp_path / "old", CONTEXT)

@@ -7,24 +7,25 @@ from typing import Any
 import pytest
 
 from factorcell.config import Config
-from factorcell.data import corpus as corpora_module
 from factorcell.data.corpus import Corpus, text_hashes
 from factorcell.data.preparation import prepare
 from factorcell.evaluation import diagnostics, perplexity, text_figures
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.diagnostics import (
+    describe_quality,
     differing_columns,
     repeated_texts,
+    report_use,
     run_findings,
     training_table_findings,
 )
 from factorcell.evaluation.perplexity import MAX_EFFECT_TEXTS, evaluate, measure_context_effect
-from factorcell.io import files, findings
+from factorcell.io import arrays, files, findings
 from factorcell.io.findings import Finding
 from factorcell.runs import run as run_module
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
-from tests.findings import collected_findings
+from tests.findings import collected_findings, expected_finding, logged_progress
 from tests.small_runs import ROWS, make_run
 
 ENDED = {"texts": 100, "targets": 1000}  # facts of a training that has ended
@@ -104,8 +105,25 @@ def test_a_run_that_is_worse_than_ngram_counts_is_undertrained(run: Run, ngram: 
     write_log(run, 100, 101.0, 100.0)
     write_facts(run, ngram={"perplexity": {"neural": 100.0, "ngram": ngram, "mixture": 75.0}})
     assert names_of(run_findings(run)) == ["undertrained"] * (ngram < 100)
-    write_log(run, 100, 90.0, 100.0)
-    assert all("more texts" in finding.text for finding in run_findings(run))
+    write_log(run, 100, 90.0, 100.0)  # the best evaluation was not the last
+    write_facts(run, ngram={"perplexity": {"neural": 100.0, "ngram": ngram}}, context={**EFFECT, f"{GAIN}_low": -0.1})
+    assert all(finding.text.endswith("train on more texts") for finding in run_findings(run))
+
+
+def test_the_quality_of_a_run_is_a_detail_when_it_is_used(run: Run) -> None:
+    write_log(run, 100, 101.0, 100.0)
+    ranks = {"mrr_model": 0.1, "mrr_popularity": 0.2}
+    write_facts(run, ngram={"perplexity": {"neural": 100.0, "ngram": 80.0}}, completion=ranks)
+    with collected_findings() as logged, logged_progress() as lines:
+        report_use(run)
+    assert logged == []
+    assert ["n-gram counts" in line for line in lines] == [True, False]
+    assert describe_quality(run) == " (undertrained, weak model)"
+    write_facts(run)
+    assert describe_quality(run) == ""
+    (run.folder / "training.json").unlink()
+    with expected_finding("unfinished"):
+        report_use(run)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +156,7 @@ def test_a_specified_column_without_a_significant_effect_is_named(run: Run) -> N
     assert run_findings(run, ["city"]) == []
     write_facts(run, context={**EFFECT, f"{GAIN}_low": -0.01, "columns": columns})
     assert names_of(run_findings(run, ["stars"])) == ["no effect"]
+    assert run_findings(run, []) == []  # a request without a context
 
 
 def test_an_unadapted_run_with_a_context_is_a_finding(tmp_path: Path) -> None:
@@ -211,9 +230,9 @@ def read_more(texts: list[str], train: Corpus, **options: Any) -> Corpus:
     return prepare(rows, Config.of(**options), tokenizer=train.tokenizer, schema=train.schema)
 
 
-@pytest.mark.parametrize("block", [1, 7, 1 << 24])
+@pytest.mark.parametrize("block", [1, 7, 1 << 18])
 def test_repeated_texts_are_those_that_a_set_contains(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora_module, "BLOCK_TOKENS", block)
+    monkeypatch.setattr(arrays, "BLOCK", block)
     draw = random.Random(0)
     texts = ["".join(draw.choices("ab ", k=draw.randint(1, 6))).strip() or "b" for _ in range(600)]
     known, new = texts[:200], texts[200:]

@@ -107,14 +107,15 @@ def test_names_are_those_of_the_schema() -> None:
     assert read_names(ROWS[:2], ContextSchema()) == ["", ""]
 
 
-def test_model_in_bfloat16_reads_the_same_numbers(tokens: Tensor) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_model_in_two_bytes_reads_the_same_numbers(dtype: torch.dtype, tokens: Tensor) -> None:
     """In bfloat16, the means 2015 and 2016 of years are the same number."""
     rows = [{"year": year, "place": [year, 0.5]} for year in (2015.0, 2014.0, 2016.0)]
     config = ContextConfig([Number("year"), "place:vector"])
     assert config == ContextConfig(["year:number", Vector("place")])
     model = get_context_model(new_base("llama"), config.fit(rows))
     expected = model.context_vectors(rows)
-    model.to(torch.bfloat16)
+    model.to(dtype)
     model(tokens[:3], context=rows)
     torch.testing.assert_close(model.context_vectors(rows).float(), expected, atol=0.02, rtol=0.02)
 

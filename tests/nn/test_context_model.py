@@ -296,6 +296,19 @@ def test_bfloat16_base_has_float32_adapters(tokens: Tensor) -> None:
     assert {gradient.dtype for gradient in gradients(model).values()} == {torch.float32}
 
 
+def test_a_model_in_float16_trains_and_generates(tokens: Tensor) -> None:
+    model = new_model()
+    expected = model(tokens, context=CONTEXTS).logits
+    output = model.half()(tokens, context=CONTEXTS, labels=tokens)
+    assert output.logits.dtype == torch.float16
+    torch.testing.assert_close(output.logits.float(), expected, atol=0.03, rtol=0.03)
+    output.loss.backward()
+    assert set(gradients(model)) == model.trained_names
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+    for contexts in (CONTEXTS, CONTEXTS[0]):
+        assert model.generate(tokens, context=contexts, max_new_tokens=2, eos_token_id=None).shape == (4, 9)
+
+
 def test_copy_of_a_model_is_independent(tokens: Tensor) -> None:
     model = new_model()
     expected = model(tokens, context=CONTEXTS).logits

@@ -148,7 +148,7 @@ def train_on_both(
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with FakeDevice() if device == DEVICE else nullcontext():
             monkeypatch.setattr(LanguageModel, "to", move_model)
-            monkeypatch.setattr("factorcell.training.trainer.find_device", lambda *_, device=device: device)
+            monkeypatch.setattr("factorcell.training.optimization.find_device", lambda *_, device=device: device)
             trainer = Trainer(run, corpus, corpus)
             for batch in itertools.islice(trainer.batches(), 3):
                 trainer.step(batch)

@@ -154,6 +154,38 @@ def test_a_merged_model_with_new_tokens_is_the_same_after_it_was_saved(options: 
     torch.testing.assert_close(loaded(tokens).logits, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch reads it where a graph ends
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_compiled_base_has_the_same_adapters_as_a_plain_one(is_called: bool, tmp_path: Path, tokens: Tensor) -> None:
+    """huggingface/peft#2957: the wrapper of `torch.compile` changed the names by which maps and tensors are found."""
+    torch.compiler.reset()  # it compiles a function only for a limited number of models
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    plain = new_model(target_modules=r"model\.layers\.\d\.self_attn\.q_proj")
+    plain.save_pretrained(tmp_path / "plain")
+    base: Any = torch.compile(new_base("llama"), backend=backend)
+    if is_called:
+        base(tokens, use_cache=False)
+    model = ContextModel.from_pretrained(base, tmp_path / "plain").eval()
+    graphs.clear()
+    for contexts in (CONTEXTS, CONTEXTS[::-1]):
+        expected = plain(tokens, context=contexts).logits
+        torch.testing.assert_close(model(tokens, context=contexts, use_cache=False).logits, expected)
+    assert graphs
+    model.save_pretrained(tmp_path / "compiled")
+    names = ["context_model.safetensors", "context_config.json"]
+    assert [(tmp_path / "compiled" / name).read_bytes() for name in names] == [
+        (tmp_path / "plain" / name).read_bytes() for name in names
+    ]
+    assert torch.equal(
+        model.merge_and_unload(CONTEXTS[0])(tokens).logits, plain.merge_and_unload(CONTEXTS[0])(tokens).logits
+    )
+
+
 def test_the_number_of_a_layer_is_not_that_of_an_expert() -> None:
     """huggingface/peft#3016: the number of an expert was taken for that of its layer."""
     paths = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj" for layer in (0, 1) for expert in (0, 1)]

@@ -14,7 +14,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.preparation import prepare
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import schedule
+from factorcell.training import optimization, schedule
 from factorcell.training import trainer as trainer_module
 from factorcell.training.schedule import learning_rate
 from factorcell.training.trainer import Trainer, train
@@ -47,7 +47,7 @@ def test_steps_equal_adam_in_numpy(clip: float, tmp_path: Path, monkeypatch: pyt
     The embeddings, the values of the context and the adapted softmax bias have three times the learning rate, and a
     FactorCell of rank 24 half of it.
     """
-    monkeypatch.setattr(trainer_module, "MAX_GRADIENT_NORM", clip)
+    monkeypatch.setattr(optimization, "MAX_GRADIENT_NORM", clip)
     monkeypatch.setattr(schedule, "WARMUP", 0.3)
     run, corpus = make_training(tmp_path / "run", rank=24, weight_decay=0.1, learning_rate=0.02, token_rate=3)
     trainer = Trainer(run, corpus, corpus)

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factorcell.config import Config
 from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.evaluation.text_figures import save_result
 from factorcell.io import files
 from factorcell.reports.runs import figures_on, most_frequent_ids, read_model, report_page, run_report
 from factorcell.runs.run import Run
+from factorcell.training.fit import train_run
 from tests.pages import Page, requests
 from tests.reports.examples import GAIN, HOSTILE, evaluation, gain, two_runs
 from tests.small_runs import ROWS, make_run
@@ -51,6 +53,17 @@ def test_the_page_is_valid_escaped_and_loads_nothing() -> None:
     assert links | set(re.findall(r"url\(#([^)]*)\)", content)) <= ids
     assert not page.attributes_of("script")
     assert f"{HOSTILE} stopped." in page.texts["p"]
+
+
+def test_the_page_warns_about_repeated_development_texts(tmp_path: Path) -> None:
+    rows = [{"text": f"room {number}", "city": "AB"[number % 2]} for number in range(60)]
+    options: dict[str, Any] = {"tokenizer": "char", "epochs": 0.1, "hidden_size": 8, "embedding_size": 4}
+    config = Config.of(**options, context=("city",), min_count=1, min_context_count=1)
+    new_rows = [{**row, "text": f"{row['text']} moor"} for row in rows[30:]]
+    for name, dev, is_reported in (("repeated", rows[30:], True), ("new", new_rows, False)):
+        train_run(rows, dev, config, tmp_path / name)
+        content = report_page([tmp_path / name])
+        assert ("of the development texts also occur in the training table" in content) == is_reported
 
 
 def test_the_page_of_a_run_shows_pictures_first() -> None:

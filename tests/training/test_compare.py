@@ -51,7 +51,8 @@ def test_each_training_of_a_comparison_has_its_block(tmp_path: Path) -> None:
         options.pop(name, None)
     with logged_progress() as notices:
         compare(TRAIN, dev=ROWS, test=TEST, out=tmp_path, models=MODELS, preset="quick", **options)
-    assert [line for line in notices if not line.startswith(" ")] == [str(tmp_path / model) for model in MODELS]
+    blocks = [line for line in notices if not line.startswith(" ") and ": " not in line]  # without findings
+    assert blocks == [str(tmp_path / model) for model in MODELS]
     assert parse_block(notices)["options"].startswith("epochs ")
     labels = [label for line in notices for label in parse_block([line])]
     assert all(labels.count(label) == len(MODELS) for label in ("texts", "model", "training", "perplexity"))
@@ -128,7 +129,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     assert row["gain_over_baseline_low"] <= row["gain_over_baseline"] <= row["gain_over_baseline_high"]
     worse = [str(row["model"]) for row in comparison if row["perplexity"] > comparison[-1]["perplexity"]]
     assert worse, "the short trainings should be worse than counts"
-    assert f"worse than n-gram counts: {', '.join(worse)}; train longer" in str(comparison)
+    assert f"worse than n-gram counts: {', '.join(worse)}; train on more texts, or longer" in str(comparison)
     page = Page(report_page(sorted(tmp_path / name for name in (*MODELS, "ngram"))))
     assert page.charts[0] == "Gain over unadapted, %", "an n-gram model is the last, whatever the names are"
     assert [row[0] for row in page.rows[1:]][: len(comparison)] == [row["model"] for row in comparison]

@@ -1,8 +1,7 @@
-"""A device gives the suggestions and learns the vector of Python: compiled code, and WebAssembly in Node."""
+"""A device gives the suggestions and learns the vector of Python: compiled code, WebAssembly in Node and browsers."""
 
 import itertools
-import json
-import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.nn.kernels import library
 from factorcell.runs.run import Run
+from factorcell.service.privacy import BlockList
 from tests.kernels import VARIANTS, compiled
 from tests.small_runs import as_any, make_letters
-from tests.web.device_runs import NODE, USERS, Answers, Session, assert_same, export, python_answers, save_run
+from tests.web.device_runs import USERS, Answers, Session, assert_same, export, python_answers, save_run
 from tests.web.native_device import NativeDevice, read_weights
+from tests.web.tabs import DeviceError, Play
 
-PLAYER = Path(__file__).with_name("session.mjs")
 RULES = {"adagrad": LearningRule("adagrad", 0.3), "adadelta": LearningRule("adadelta", 5.0)}
 
 
@@ -62,25 +62,24 @@ def test_compiled_completer_equals_python(rule: LearningRule, variant: str, tmp_
     assert_same(answers, python_answers(run, session))
 
 
-def play(package: Path, folder: Path, script: Any) -> Any:
-    """Let Node play a script with an exported folder, and return what it prints."""
-    command = [*NODE, str(PLAYER), str(package), str(folder)]
-    process = subprocess.run(command, input=json.dumps(script), capture_output=True, text=True, timeout=300)
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An exported run."""
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    return export(tmp_path / "device", run)
 
 
 @pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("model", [{}, {"layer_norm": True, "lowercase": True}], ids=str)
-def test_web_assembly_equals_python(model: dict[str, Any], package: Path, tmp_path: Path) -> None:
+def test_web_assembly_equals_python(model: dict[str, Any], play: Play, tmp_path: Path) -> None:
     run = Run.open(save_run(tmp_path / "run", RULES["adagrad"], **model), precision="float32")
     session, folder = Session.make(), export(tmp_path / "device", run)
     calls: list[list[Any]] = []
     for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
         calls += [["complete", prefix] for prefix in prefixes or []]
         calls += [] if text is None else [["accept", text]]
-    *results, vector = play(package, folder, [*calls, ["vector"]])
+    *results, vector = play(folder, [*calls, ["vector"]])
     completions = [result for (method, *_), result in zip(calls, results, strict=True) if method == "complete"]
     suggestions = [[(entry["text"], entry["logProbability"]) for entry in result] for result in completions]
     assert_same(Answers(suggestions, np.array(vector, np.float32)), python_answers(run, session))
@@ -88,9 +87,7 @@ def test_web_assembly_equals_python(model: dict[str, Any], package: Path, tmp_pa
 
 @pytest.mark.slow
 @compiled
-def test_a_device_obeys_the_privacy_rules(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_a_device_obeys_the_privacy_rules(play: Play, folder: Path) -> None:
     script = [
         ["vector"],
         ["accept", "my password is hunter2"],
@@ -112,7 +109,7 @@ def test_a_device_obeys_the_privacy_rules(package: Path, tmp_path: Path) -> None
         ["export", "ann"],
         ["vector"],
     ]
-    results = play(package, folder, script)
+    results = play(folder, script)
     new, withheld, unchanged, _, _, _, learned, exported, forgotten, remaining = results[:10]
     *_, again, _, paused, _, empty, reset = results
     assert withheld == {"outcome": "withheld", "why": "a password"}
@@ -128,45 +125,81 @@ def test_a_device_obeys_the_privacy_rules(package: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @compiled
-def test_two_tabs_have_the_same_user(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_two_tabs_have_the_same_user(play: Play, folder: Path) -> None:
     texts = ["bread", "banana boat", "cake"]
-    *_, expected = play(package, folder, [*(["accept", text] for text in texts), ["vector"]])
+    *_, expected = play(folder, [*(["accept", text] for text in texts), ["vector"]])
     methods = ["accept", "other accept", "accept"]
     script = [list(call) for call in zip(methods, texts, strict=True)]
-    script += [["vector"], ["other delete"], ["forget", "cake"], ["export"]]
-    *_, vector, _, forgotten, exported = play(package, folder, script)
+    script += [["vector"], ["other complete", "cak"], ["other delete"], ["complete", "cak"], ["forget", "cake"]]
+    script += [["export"]]
+    *_, vector, learned, _, deleted, forgotten, exported = play(folder, script)
     assert vector == expected
+    assert "history" in next(row["sources"] for row in learned if row["text"] == "cake")
+    assert not [row for row in deleted if "history" in row["sources"]]
     assert forgotten == 0
     assert exported["texts"] == []
 
 
 @pytest.mark.slow
 @compiled
-def test_a_user_moves_to_another_device(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_a_user_moves_to_another_device(play: Play, folder: Path) -> None:
     script = [["accept", "bread"], ["accept", "cake"], ["vector"], ["export", "ann"]]
-    *_, vector, exported = play(package, folder, script)
+    *_, vector, exported = play(folder, script)
     exported["texts"].append({"text": "my password is hunter2", "time": 0})
-    *_, moved, again = play(package, folder, [["import", exported], ["vector"], ["export", "ann"]])
+    *_, moved, again = play(folder, [["import", exported], ["vector"], ["export", "ann"]])
     assert moved == vector
     assert [row["text"] for row in again["texts"]] == ["bread", "cake"]
 
 
 @pytest.mark.slow
 @compiled
-def test_an_altered_file_is_refused(package: Path, tmp_path: Path) -> None:
-    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
-    folder = export(tmp_path / "device", run)
+def test_an_altered_file_is_refused(play: Play, folder: Path) -> None:
     content = bytearray((folder / "weights.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "weights.safetensors").write_bytes(content)
-    command = [*NODE, str(PLAYER), str(package), str(folder)]
-    process = subprocess.run(command, input="[]", capture_output=True, text=True, timeout=300)
-    assert process.returncode == 1
-    assert "weights.safetensors: expected the SHA-256" in process.stderr
+    with pytest.raises(DeviceError, match=r"weights.safetensors: expected the SHA-256"):
+        play(folder, [])
+
+
+@pytest.mark.slow
+@compiled
+def test_texts_beyond_the_retention_are_deleted(play: Play, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    folder, now = export(tmp_path / "device", run), int(time.time())
+    texts = [{"text": "cake", "time": now - 7200}, {"text": "bread", "time": now}]
+    user = {"format": 1, "user": "ann", "paused": False, "texts": texts}
+    script: list[Any] = [["import", user], ["export"], ["reopen", {"retention": 3600}], ["vector"], ["export"]]
+    script += [["import", user], ["export"], ["delete"], ["import", {**user, "texts": texts[1:]}], ["vector"]]
+    _, before, _, vector, after, _, again, _, _, expected = play(folder, script)
+    assert [row["text"] for row in before["texts"]] == ["cake", "bread"]
+    assert [[row["text"] for row in exported["texts"]] for exported in (after, again)] == [["bread"], ["bread"]]
+    assert vector == expected, "an expired text leaves no trace"
+
+
+@pytest.mark.slow
+@compiled
+def test_blocked_phrases_are_never_suggested(play: Play, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    free, blocked = tmp_path / "free", tmp_path / "blocked"
+    export_to_device(run, free)
+    block_list = BlockList(["banana", "bread"])
+    export_to_device(run, blocked, blocked=block_list.phrases, is_allowed=block_list)
+    script: list[list[Any]] = [["accept", "banana boat"], *(["complete", prefix] for prefix in ("b", "ban", "bread"))]
+    texts = {name: [row["text"] for rows in play(name, script)[1:] for row in rows] for name in (free, blocked)}
+    assert "banana boat" in texts[free]
+    assert texts[blocked]
+    assert not [text for text in texts[blocked] if {"banana", "bread"} & {*text.split()}]
+
+
+@pytest.mark.slow
+@compiled
+def test_the_newest_text_is_undone(play: Play, tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    folder = export(tmp_path / "device", run)
+    script = [["accept", "bread"], ["vector"], ["accept", "bread"], ["undo"], ["vector"], ["undo"], ["undo"]]
+    _, expected, _, removed, vector, *counts, exported = play(folder, [*script, ["export"]])
+    assert (removed, counts, exported["texts"]) == (1, [1, 0], [])
+    assert vector == expected
 
 
 @compiled

@@ -78,13 +78,18 @@ export class DeviceCompleter {
     const privateContent = new PrivateContent(rules.private, folds);
     const blockList = new BlockList(rules.blocked, rules.private, folds);
     const completer = new DeviceCompleter(model, native, newUser, folds, privateContent, blockList, storage, options);
-    await completer.change(() => completer.expire());
+    await completer.change(async () => {
+      await completer.expire();
+      const { texts, run } = completer.record;
+      if (texts.length > 0 && run !== model.run) await completer.save(completer.record);
+    });
     return completer;
   }
 
   /** Return at most `count` texts that continue `text`; the search of the model ends after `deadline` milliseconds. */
   async complete(text: string, { count = 10, deadline = Infinity } = {}): Promise<Suggestion[]> {
     const prefix = this.normalize(this.folds.samePrefix(checkText(text)));
+    await this.refresh();
     const tokens = Array.from(prefix);
     const words = prefix.slice(0, prefix.lastIndexOf(" ") + 1);
     const searches = tokens.length <= this.maxTokens && (words === "" || this.isAllowed(words));
@@ -117,6 +122,14 @@ export class DeviceCompleter {
     return this.change(() => this.retain((stored) => this.lookAlike(stored.text) !== form));
   }
 
+  /** Delete the newest text, and learn the other ones again; return the number of deleted texts. */
+  async undo(): Promise<number> {
+    return this.change(() => {
+      const newest = this.record.texts.at(-1);
+      return this.retain((stored) => stored !== newest);
+    });
+  }
+
   /** Stop storing and learning texts, or start again. */
   async pause(paused = true): Promise<void> {
     await this.change(() => this.save({ ...this.record, paused }));
@@ -124,6 +137,7 @@ export class DeviceCompleter {
 
   /** Return the stored texts in the form that a service imports. */
   async export(user = "device"): Promise<ExportedUser> {
+    await this.refresh();
     const { paused, texts } = this.record;
     return { format: EXPORT_FORMAT, user, paused, texts: texts.map(({ text, time }) => ({ text, time })) };
   }
@@ -134,7 +148,7 @@ export class DeviceCompleter {
       throw new Error(`import: expected a user of format ${EXPORT_FORMAT}, got format ${exported.format}`);
     }
     const texts = exported.texts
-      .map(({ text, time }) => ({ text: this.folds.sameText(checkText(text)), time: Math.floor(Number(time)) }))
+      .map(({ text, time }) => ({ text: this.folds.sameText(checkText(text)), time: checkTime(time) }))
       .filter(({ text }) => text !== "" && this.privateContent.find(text) === null)
       .slice(-(this.options.maxTexts ?? MAX_TEXTS));
     await this.change(async () => {
@@ -159,25 +173,32 @@ export class DeviceCompleter {
     return Array.from(this.native.vector);
   }
 
+  /** Use what other completers with this storage have written, and delete expired texts. */
+  private async refresh(): Promise<void> {
+    const isStale = (await this.storage.version()) !== this.record.version;
+    if (isStale || this.record.texts.some((stored) => !this.isRetained(stored))) {
+      await this.change(() => this.expire());
+    }
+  }
+
   /** Change the record, after reading what other completers with this storage have written. */
   private change<T>(change: () => Promise<T>): Promise<T> {
     return this.storage.exclusively(async () => {
       const stored = (await this.storage.read()) ?? EMPTY;
-      if (stored.version !== this.record.version) await this.restore(stored);
+      if (stored.version !== this.record.version) this.restore(stored);
       return change();
     });
   }
 
-  /** Use a stored record; another model first learns its texts. */
-  private async restore(stored: UserRecord): Promise<void> {
+  /** Use a stored record, whose texts this model learns if another model has learned them. */
+  private restore(stored: UserRecord): void {
     this.record = stored;
     const { run, vector, state } = stored;
     if (run === this.model.run && vector.length === this.newUser.length) {
       this.setUser(Float32Array.from(vector), Float32Array.from(state));
-      return;
+    } else {
+      this.learnAgain();
     }
-    this.learnAgain();
-    if (stored.texts.length > 0) await this.save(stored);
   }
 
   private setUser(vector: Float32Array, state: Float32Array): void {
@@ -202,12 +223,14 @@ export class DeviceCompleter {
   }
 
   private async expire(): Promise<void> {
-    const { retention } = this.options;
-    if (retention === undefined) return;
-    const first = Math.floor(Date.now() / 1000) - retention;
-    await this.retain((stored) => stored.time >= first);
+    await this.retain((stored) => this.isRetained(stored));
   }
 
+  private isRetained(stored: StoredText): boolean {
+    return stored.time >= Math.floor(Date.now() / 1000) - (this.options.retention ?? Infinity);
+  }
+
+  /** Delete the other texts, and learn again from the retained ones; return the number of deleted texts. */
   private async retain(isRetained: (stored: StoredText) => boolean): Promise<number> {
     const texts = this.record.texts.filter(isRetained);
     const removed = this.record.texts.length - texts.length;
@@ -262,4 +285,9 @@ export class DeviceCompleter {
     const { start, end } = this.model.specials;
     return [start, ...this.encode(Array.from(this.normalize(text))), end].slice(0, this.model.max_tokens + 1);
   }
+}
+
+function checkTime(time: number): number {
+  if (!Number.isFinite(time)) throw new Error(`import: expected the time of a text in Unix seconds, got ${time}`);
+  return Math.floor(time);
 }

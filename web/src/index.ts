@@ -21,6 +21,7 @@ export type { StoredText, UserRecord, UserStorage } from "./storage.js";
 export class WorkerCompleter {
   private readonly waiting = new Map<number, { resolve: (value: never) => void; reject: (error: Error) => void }>();
   private count = 0;
+  private hasAskedToPersist = false;
 
   constructor(private readonly worker: Worker) {
     worker.addEventListener("message", ({ data }: MessageEvent<Answer>) => {
@@ -30,7 +31,7 @@ export class WorkerCompleter {
       else call?.reject(new Error(data.error));
     });
     worker.addEventListener("error", (event) => {
-      for (const { reject } of this.waiting.values()) reject(new Error(`worker: ${event.message}`));
+      for (const { reject } of this.waiting.values()) reject(new Error(`worker: ${event.message ?? "cannot be loaded"}`));
       this.waiting.clear();
     });
   }
@@ -41,13 +42,23 @@ export class WorkerCompleter {
   }
 
   /** Store and learn a text that the user accepted, unless it seems to contain private content. */
-  accept(text: string): Promise<AcceptResult> {
-    return this.call("accept", text);
+  async accept(text: string): Promise<AcceptResult> {
+    const result = await this.call<AcceptResult>("accept", text);
+    if (result.outcome === "learned" && !this.hasAskedToPersist) {
+      this.hasAskedToPersist = true;  // a browser may ask the user
+      navigator.storage.persist().catch(() => false);
+    }
+    return result;
   }
 
   /** Delete all texts that look like `text`, and learn the remaining ones again; return the number of deleted texts. */
   forget(text: string): Promise<number> {
     return this.call("forget", text);
+  }
+
+  /** Delete the newest text, and learn the other ones again; return the number of deleted texts. */
+  undo(): Promise<number> {
+    return this.call("undo");
   }
 
   /** Stop storing and learning texts, or start again. */
@@ -70,6 +81,11 @@ export class WorkerCompleter {
     return this.call("delete");
   }
 
+  /** The learned vector of the user. */
+  vector(): Promise<number[]> {
+    return this.call("vector");
+  }
+
   /** End the worker. */
   close(): void {
     this.worker.terminate();
@@ -90,7 +106,8 @@ export class WorkerCompleter {
 }
 
 /** Open the exported run in a folder, whose URL ends with a slash, in a worker. */
-export function open(url: string, options: Options = {}): Promise<WorkerCompleter> {
+export async function open(url: string, options: Options = {}): Promise<WorkerCompleter> {
+  if (!isSecureContext) throw new Error("open: expected a page that was loaded from localhost or by HTTPS");
   const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
   return new WorkerCompleter(worker).open(url, options);
 }

@@ -23,6 +23,8 @@ export interface UserStorage {
   /** Call a function while no other completer with this storage, such as one in another tab, changes the record. */
   exclusively<T>(change: () => Promise<T>): Promise<T>;
   read(): Promise<UserRecord | null>;
+  /** Return the version of the record; 0 if there is none. */
+  version(): Promise<number>;
   write(record: UserRecord): Promise<void>;
   delete(): Promise<void>;
 }
@@ -42,6 +44,10 @@ export class MemoryStorage implements UserStorage {
     return this.record === null ? null : (JSON.parse(this.record) as UserRecord);
   }
 
+  async version(): Promise<number> {
+    return (await this.read())?.version ?? 0;
+  }
+
   async write(record: UserRecord): Promise<void> {
     this.record = JSON.stringify(record);
   }
@@ -52,10 +58,13 @@ export class MemoryStorage implements UserStorage {
 }
 
 const STORE = "users";
-const KEY = "user";
+const USER = "user";
+const VERSION = "version";  // its own entry, because every completion reads it
 
 /** Storage in IndexedDB, one database for each name. */
 export class BrowserStorage implements UserStorage {
+  private database: IDBDatabase | null = null;
+
   constructor(private readonly name: string) {}
 
   async exclusively<T>(change: () => Promise<T>): Promise<T> {
@@ -63,32 +72,41 @@ export class BrowserStorage implements UserStorage {
   }
 
   async read(): Promise<UserRecord | null> {
-    return (await this.request("readonly", (store) => store.get(KEY))) ?? null;
+    return (await this.request("readonly", (store) => store.get(USER))) ?? null;
+  }
+
+  async version(): Promise<number> {
+    return (await this.request("readonly", (store) => store.get(VERSION))) ?? 0;
   }
 
   async write(record: UserRecord): Promise<void> {
-    await this.request("readwrite", (store) => store.put(record, KEY));
+    await this.request("readwrite", (store) => {
+      store.put(record.version, VERSION);
+      return store.put(record, USER);
+    });
   }
 
   async delete(): Promise<void> {
-    await this.request("readwrite", (store) => store.delete(KEY));
+    await this.request("readwrite", (store) => store.clear());
   }
 
-  private async request<T>(mode: IDBTransactionMode, make: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+  private async open(): Promise<IDBDatabase> {
     const opening = indexedDB.open(this.name, 1);
     opening.onupgradeneeded = () => opening.result.createObjectStore(STORE);
     const database = await result(opening);
-    try {
-      const transaction = database.transaction(STORE, mode, { durability: "strict" });
-      const value = await result(make(transaction.objectStore(STORE)));
-      await new Promise<void>((resolve, reject) => {
-        transaction.oncomplete = () => resolve();
-        transaction.onabort = () => reject(transaction.error ?? new Error("IndexedDB: the transaction was aborted"));
-      });
-      return value;
-    } finally {
-      database.close();
-    }
+    database.onclose = () => (this.database = null);  // the user has deleted the data of the site
+    return database;
+  }
+
+  private async request<T>(mode: IDBTransactionMode, make: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
+    this.database ??= await this.open();
+    const transaction = this.database.transaction(STORE, mode, { durability: "strict" });
+    const completion = new Promise<void>((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(transaction.error ?? new Error("IndexedDB: the transaction was aborted"));
+    });
+    const [value] = await Promise.all([result(make(transaction.objectStore(STORE))), completion]);
+    return value;
   }
 }
 

@@ -6,7 +6,7 @@ import { BrowserStorage } from "./storage.js";
 
 export interface Call {
   id: number;
-  method: "open" | "complete" | "accept" | "forget" | "pause" | "export" | "import" | "delete" | "vector";
+  method: "open" | "complete" | "accept" | "forget" | "undo" | "pause" | "export" | "import" | "delete" | "vector";
   values: unknown[];
 }
 

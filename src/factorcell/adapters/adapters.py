@@ -51,7 +51,8 @@ class Shift:
         scale: s (B, O), a factor on the outputs before the bias.
         shared_left: P (D, S), which all contexts share.
         shared_right: Q (S, O); `shared_left` times `shared_right` is added to W.
-        mixing: M (B, S, S); P M Q is added to W instead of P Q.
+        mixing: c (B, K, R), each number R times. The last K R columns of P are then the L of each number of c, and the
+            last rows of Q its R, so that the change is P_0 Q_0 + L(c) R(c), with the other columns P_0 and rows Q_0.
         matrix: A matrix (B, D, O), or (D, O) for all contexts, that replaces W. `AdaptedLinear` sets it; adapters do
             not.
     """
@@ -96,8 +97,8 @@ class Shift:
 
     def context_count(self) -> int:
         """Return the number of contexts, B; 1 if all inputs share the shift."""
-        if self.matrix is not None:
-            return 1 if self.matrix.dim() == 2 else len(self.matrix)
+        if self.matrix is not None and self.matrix.dim() > 2:
+            return len(self.matrix)
         parts = (getattr(self, name) for name in (*PARTS_BY_CONTEXT, "mixing"))
         return next((len(part) for part in parts if part is not None), 1)
 
@@ -366,7 +367,7 @@ class AdaptedLinear(nn.Module):
             inputs = nn.functional.dropout(inputs, self.dropout)
         if shift.shared_left is not None and shift.shared_right is not None:
             rows = self.times(inputs, shift.shared_left)
-            rows = rows if shift.mixing is None else rows @ shift.mixing
+            rows = rows if shift.mixing is None else _mixed(rows, shift.mixing)
             y = y.add_(rows @ shift.shared_right, alpha=self.scaling)
         if shift.left is not None and shift.right is not None:
             if len(shift.left) == 1:  # all inputs share the change: products of matrices are faster than of batches
@@ -438,3 +439,13 @@ class AdaptedLinear(nn.Module):
         if shift.bias is None or self.bias is None:
             return self.bias if shift.bias is None else shift.bias
         return shift.bias + self.bias
+
+
+def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:
+    """Return [z_0, c_1 z, ..., c_K z] (B, T, S) of rows [z_0, z_1, ..., z_K], where z is the sum of all c_k z_k."""
+    of_basis = mixing[0].numel()
+    weights = mixing[:, None]  # (B, 1, K, R)
+    basis = rows[..., -of_basis:].reshape(*rows.shape[:-1], *mixing.shape[1:])
+    combined = (basis * weights).sum(2, keepdim=True)
+    mixed = (combined * weights).flatten(-2)
+    return mixed if rows.shape[-1] == of_basis else torch.cat([rows[..., :-of_basis], mixed], dim=-1)

@@ -41,12 +41,12 @@ def add_complete_arguments(parser: Parser) -> None:
 
 def run_complete(arguments: argparse.Namespace) -> None:
     from factorcell.completion.blend import new_suggester
-    from factorcell.evaluation.diagnostics import report_run
+    from factorcell.evaluation.diagnostics import report_use
 
     run = options.open_run(arguments)
     suggester = new_suggester(run, unknown=arguments.unknown, seconds=arguments.seconds, typos=arguments.typos)
     context = options.parse_context(run, arguments.context)
-    report_run(run, context)
+    report_use(run, context)
     findings.show()
     column, name = run.config.data.user, context.get(run.config.data.user)
     if arguments.unknown == "error" and column in context and name not in run.schema.variable(column).values:
@@ -89,10 +89,10 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     from factorcell.completion.blend import Blend, BlendWeights, save_settings
     from factorcell.completion.popularity import Popularity
     from factorcell.data.counts import POPULARITY
-    from factorcell.evaluation.diagnostics import report_run
+    from factorcell.evaluation.diagnostics import report_use
 
     run = options.open_run(arguments)
-    report_run(run)
+    report_use(run)
     user_column = online.user_variable(run).source_column
     user_streams = _read_streams(run, arguments.dev, user_column, arguments)
     start, seconds = time.monotonic(), 60 * arguments.minutes
@@ -158,12 +158,12 @@ def add_replay_arguments(parser: Parser) -> None:
 def run_replay(arguments: argparse.Namespace) -> None:
     from factorcell.completion.online import Learner, distinguishes_users
     from factorcell.completion.replay import open_systems, replay, summarise
-    from factorcell.evaluation.diagnostics import report_run
+    from factorcell.evaluation.diagnostics import report_use
     from factorcell.io import files
 
     files.check_new(arguments.out)
     run = options.open_run(arguments)
-    report_run(run)
+    report_use(run)
     data = run.config.data
     names = None if arguments.compare is None else arguments.compare.split(",")
     user_column = arguments.user or data.user or "user"

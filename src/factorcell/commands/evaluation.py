@@ -156,7 +156,7 @@ def run_classify(arguments: argparse.Namespace) -> None:
         settings = options.selected(arguments, *names)
         result = classify(run, arguments.table, arguments.target, **settings)
     _report_classification(run, result, arguments)
-    if arguments.target and result.has_labels and LINEAR_BASELINE not in result.other_predictions:
+    if arguments.target and result.has_labels and not any(LINEAR_BASELINE in name for name in result.other_predictions):
         terminal.notify(linear_classifier.missing_baseline(run, arguments.target))
 
 

@@ -58,6 +58,8 @@ def add_serve_arguments(parser: Parser) -> None:
     parser.add("--pad", default=0, metavar="BYTES", section="privacy", help=help_text)
     help_text = "origin of web pages that may send requests, such as https://shop.example (repeatable; default: none)"
     parser.add("--origin", repeatable=True, metavar="URL", section="pages", help=help_text)
+    help_text = "folder of `export --to web`, with which the demo page can complete on the device of its user"
+    parser.add("--web", type=Path, metavar="DIR", section="pages", help=help_text)
     help_text = "number of users whose adapted weights are cached in memory"
     parser.add("--cache-size", default=1000, rare=True, help=help_text)
 
@@ -74,13 +76,14 @@ def run_serve(arguments: argparse.Namespace) -> None:
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
     default_store = f"sqlite:///{default_store_path(arguments.run)}"
     names = ("run", "keys", "host", "port", "workers", "threads", "typos", "precision", "cache_size")
+    pages = {"origins": tuple(arguments.origin), "device": arguments.web}
     server_options = server.ServerOptions(
         **options.selected(arguments, *names),
         store=os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
         mixture=not arguments.no_ngram_mixture,
         block_list=arguments.block,
         privacy=Privacy(tuple(arguments.withhold), retention),
-        settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad),
+        settings=Settings(arguments.deadline_ms / 1000, pad=arguments.pad, **pages),
     )
     if arguments.run == DEMO_FOLDER and not (DEMO_FOLDER / "weights.safetensors").exists():
         train_demo_run(DEMO_FOLDER)
@@ -129,6 +132,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     report_run(run, context)
     if arguments.to == WEB:
         from factorcell.completion.device import export_to_device
+        from factorcell.service.demo_page import export_page, has_runtime
         from factorcell.service.privacy import BlockList
 
         blocked = BlockList([]) if arguments.block is None else BlockList.read(arguments.block)
@@ -136,6 +140,10 @@ def run_export(arguments: argparse.Namespace) -> None:
         export_to_device(
             run, arguments.folder, context=context, blocked=blocked.phrases, is_allowed=blocked, **selected
         )
+        if has_runtime():
+            export_page(Path(arguments.folder))
+        else:
+            terminal.notify("the folder has no demo page: this installation has no run time, which `make web` builds")
         return
     settings = options.selected(arguments, "to", "approximate", "unknown")
     export(run, arguments.folder, context=context, **settings)

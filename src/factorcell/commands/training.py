@@ -66,6 +66,8 @@ def add_tune_arguments(parser: Parser) -> None:
     parser.add("--trials", default=50, help="total number of trials, including those of earlier commands")
     help_text = "TOML file of ranges and choices of options, which replace or extend the default ranges"
     parser.add("--space", type=Path, help=help_text)
+    help_text = "PostgreSQL database in which processes on several machines share the search (default: the folder)"
+    parser.add("--storage", metavar="URL", help=help_text)
     options.add_config_options(parser)
     parser.resume_hint = "; repeat the command to continue the search"
 
@@ -85,7 +87,7 @@ def run_tune(arguments: argparse.Namespace) -> None:
             )
         space |= searched
     space = {name: values for name, values in space.items() if not hasattr(arguments, name)}
-    settings = options.selected(arguments, "trials", "minutes", "preset")
+    settings = options.selected(arguments, "trials", "storage", "minutes", "preset")
     rows = tuning.tune(arguments.train, arguments.dev, specified, arguments.out, space=space, **settings)
     terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
     terminal.notify(f"best options: {arguments.out / 'best.toml'}")

@@ -364,8 +364,11 @@ def compute_features(
 
 
 def new_suggester(run: Run, *, is_allowed: TextFilter | None = None, **options: Any) -> Completer:
-    """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer."""
-    if distinguishes_users(run) and (run.folder / POPULARITY).exists():
+    """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer.
+
+    Without the compiled code, which blends, it is a completer too.
+    """
+    if distinguishes_users(run) and (run.folder / POPULARITY).exists() and library.library():
         popularity = Popularity.from_run(run, public_filter(is_allowed))
         return Blend(run, popularity, is_allowed=is_allowed, **options)
     return Completer(run, is_allowed=is_allowed, **options)

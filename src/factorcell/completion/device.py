@@ -47,7 +47,8 @@ def export_to_device(
         context: A value for each context column; other columns have their expected values.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
         blocked: Phrases that are never suggested, as a `BlockList` reads them.
-        is_allowed: Returns whether a popular text may be suggested; private content never is.
+        is_allowed: Returns whether a popular text may be suggested, as a `BlockList` of the same phrases does; private
+            content never is.
 
     Raises:
         UserError: The folder is not empty, the context is not valid, or a device cannot run the model.
@@ -81,7 +82,7 @@ def _tensors(run: Run, model: UserModel, context: Context) -> dict[str, Tensor]:
     """Return the arrays of the model by their names in native/kernels.h, matrices rounded to integers and scales."""
     arrays = {**model.arrays, **{name: array[0] for name, array in model.context_biases(context).items()}}
     tensors = {name: array for name, array in arrays.items() if array.dim() == 1}
-    for name in arrays.keys() - tensors.keys():
+    for name in [name for name in arrays if name not in tensors]:
         rows = arrays[name].flatten(1)
         if not rows.isfinite().all():
             raise UserError(f"{run.folder}: {name} has numbers that are not finite; train a new run")

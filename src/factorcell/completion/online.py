@@ -223,8 +223,9 @@ class Learner:
 
         Raises:
             UserError: The run was trained without a user column, its model is not adapted to users, or the policy for
-                unknown values is unknown.
+                unknown values is unknown, or the compiled code is missing.
         """
+        library.required()
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
         self.unknown_policy = check_unknown(unknown)
         self.columns = run.schema.columns(without=self.variable.source_column)  # of the context, without the user

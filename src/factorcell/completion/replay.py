@@ -23,7 +23,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, distinguishes_users, user_variable
 from factorcell.completion.popularity import History, Popularity, Suggestion
 from factorcell.config import HISTORY_COLUMN, MAX_PROMPT_HISTORY, Config
-from factorcell.data.columns.values import category_name, is_missing, short_repr, to_seconds
+from factorcell.data.columns.values import category_name, is_missing, read_times
 from factorcell.data.counts import POPULARITY
 from factorcell.data.private_content import is_public
 from factorcell.data.tables.tables import open_table
@@ -93,25 +93,23 @@ def read_streams(
     reads_history = HISTORY_COLUMN in columns and HISTORY_COLUMN not in table.columns
     if reads_history:
         columns.remove(HISTORY_COLUMN)
-    rows_by_user: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
-    row_number = 0
+    rows_by_user: defaultdict[str, list[tuple[int, Row]]] = defaultdict(list)  # with the index of each row
+    times = list[Any]()
     for chunk in table.chunks(columns):
         for values in zip(*(chunk[name] for name in columns), strict=True):
-            row, row_number = dict(zip(columns, values, strict=True)), row_number + 1
-            where = f"{table.name} row {row_number}"
+            row = dict(zip(columns, values, strict=True))
+            where = f"{table.name} row {len(times) + 1}"
             check_text(row[data.text], f"{where}: {data.text}")
             if is_missing(row[user_column]):
                 raise UserError(f"{where}: {user_column} is missing; each row needs the user who wrote the text")
             row[data.text] = same_text(tokenizer.normalize(row[data.text]))
-            seconds = to_seconds(row[time_column]) if time_column else row_number
-            if seconds is None:
-                expected = "it must be a number or a time such as 2026-11-21T18:30, from the year 1 to 9999"
-                raise UserError(f"{where}: {time_column} is {short_repr(row[str(time_column)])}; {expected}")
-            rows_by_user[category_name(row[user_column])].append((seconds, row))
+            rows_by_user[category_name(row[user_column])].append((len(times), row))
+            times.append(row[time_column] if time_column else len(times))
+    seconds = read_times(times, lambda row: f"{table.name} row {row}: {time_column}")
     streams = []
-    for user, timed_rows in sorted(rows_by_user.items()):
-        timed_rows.sort(key=lambda timed_row: timed_row[0])  # stable: the order of the table stays for equal times
-        rows = tuple(row for _, row in timed_rows[:max_rows_per_user])
+    for user, numbered_rows in sorted(rows_by_user.items()):
+        numbered_rows.sort(key=lambda pair: seconds[pair[0]])  # stable: the order of the table stays for equal times
+        rows = tuple(row for _, row in numbered_rows[:max_rows_per_user])
         if reads_history:
             earlier_texts: list[str] = []  # without those that no user learns
             for row in rows:

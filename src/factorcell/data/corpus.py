@@ -7,7 +7,7 @@ of the vocabulary.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 from typing import Any
@@ -20,10 +20,12 @@ from torch import Tensor
 from factorcell.data.columns.context import Context, Ragged
 from factorcell.data.columns.schema import MISSING, ContextSchema, Variable
 from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.data.tokenizing import digests
 from factorcell.errors import UserError
+from factorcell.io import arrays
+from factorcell.io.arrays import GrowingArray, blocks, mapped, take
 
 POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this many batches
-BLOCK_TOKENS = 1 << 24  # number of tokens that are counted at once
 # 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -41,6 +43,12 @@ class Batch:
         """Return a mask (B, T) that is true at targets and false at padding."""
         return torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device) < self.lengths[:, None]
 
+    def select(self, texts: Tensor) -> "Batch":
+        """Return the texts at the indices `texts`, at least one, with no more padding than they need."""
+        lengths = self.lengths[texts]
+        tokens = self.tokens[texts, : int(lengths.max()) + 1]
+        return Batch(tokens, lengths, self.context.select(texts), self.rows[texts])
+
     def to(self, device: torch.device) -> "Batch":
         """Return this batch on `device`."""
         return Batch(self.tokens.to(device), self.lengths.to(device), self.context.to(device), self.rows.to(device))
@@ -48,7 +56,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The texts and contexts of a table.
+    """The texts and contexts of a table; large arrays are memory-mapped files (`factorcell.io.arrays`).
 
     Attributes:
         tokens: The token ids of all texts, one text after the other, each from its start token to its end token; a text
@@ -99,21 +107,21 @@ class Corpus:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """The number of targets of each text (rows,)."""
-        return np.diff(self.offsets) - 1
+        return mapped(lambda begins, ends: ends - begins - 1, self.offsets[:-1], self.offsets[1:])
 
     @property
     def read_lengths(self) -> NDArray[np.int64]:
         """The number of tokens that the model reads of each text, including its prompts (rows,)."""
         lengths = self.lengths
         for prompt in self.prompts:
-            lengths = lengths + np.diff(prompt.offsets)
+            begins, ends = prompt.offsets[:-1], prompt.offsets[1:]
+            lengths = mapped(lambda lengths, begins, ends: lengths + ends - begins, lengths, begins, ends)
         return lengths
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
         """Whether each text was cut after `max_tokens` tokens and therefore has no end token (rows,)."""
-        is_cut: NDArray[np.bool_] = self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end
-        return is_cut
+        return mapped(lambda ends: self.tokens[ends - 1] != self.tokenizer.specials.end, self.offsets[1:])
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of the texts with the indices `rows` as tensors."""
@@ -137,7 +145,7 @@ class Corpus:
         seed: int | None = None,
         epoch: int = 0,
         max_texts: int | None = None,
-    ) -> list[NDArray[np.int64]]:
+    ) -> "RowBatches":
         """Divide the rows into batches of texts of similar length.
 
         Args:
@@ -153,15 +161,21 @@ class Corpus:
         """
         lengths = self.read_lengths
         if seed is None:
-            return list(_split_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens, max_texts))
+            rows = np.argsort(lengths, kind="stable")
+            sizes = np.array(_batch_sizes(lengths[rows], batch_tokens, max_texts), np.int64)
+            return RowBatches(rows, arrays.to_offsets(sizes), np.arange(len(sizes)))
         generator = np.random.default_rng((seed, epoch))
-        rows = generator.permutation(len(self))
+        random_rows = arrays.permutation(generator, len(self))
         pool_size = max(1, int(POOL_BATCHES * batch_tokens / max(1.0, float(lengths.mean()))))
-        batches: list[NDArray[np.int64]] = []
-        for begin in range(0, len(rows), pool_size):
-            pool = rows[begin : begin + pool_size]
-            batches += _split_batches(pool[np.argsort(lengths[pool], kind="stable")], lengths, batch_tokens)
-        return [batches[index] for index in generator.permutation(len(batches))]
+        all_rows, all_sizes = GrowingArray(), GrowingArray()
+        for block in blocks(len(self), pool_size):
+            pool = random_rows[block]
+            pool_lengths = lengths[pool]
+            order = np.argsort(pool_lengths, kind="stable")
+            all_rows.append(pool[order])
+            all_sizes.append(np.array(_batch_sizes(pool_lengths[order], batch_tokens), np.int64))
+        offsets = arrays.to_offsets(all_sizes.array())
+        return RowBatches(all_rows.array(), offsets, arrays.permutation(generator, len(offsets) - 1))
 
     def select(self, rows: NDArray[np.int64]) -> "Corpus":
         """Return a corpus of the texts with the indices `rows`, in that order."""
@@ -170,15 +184,15 @@ class Corpus:
             self,
             tokens=tokens,
             offsets=offsets,
-            categories=self.categories[rows],
-            numbers=self.numbers[rows],
-            vectors=tuple(vectors[rows] for vectors in self.vectors),
+            categories=take(self.categories, rows),
+            numbers=take(self.numbers, rows),
+            vectors=tuple(take(vectors, rows) for vectors in self.vectors),
             words=tuple(words.select(rows) for words in self.words),
             prompts=tuple(prompt.select(rows) for prompt in self.prompts),
-            users=self.users[rows] if len(self.users) else self.users,
-            originals=None if self.originals is None else self.originals[rows],
+            users=take(self.users, rows) if len(self.users) else self.users,
+            originals=None if self.originals is None else take(self.originals, rows),
             unknown=self.unknown.select(rows),
-            selected=self.source_rows[rows],
+            selected=take(self.selected, rows) if len(self.selected) else rows,
         )
 
     def without_context(self, schema: ContextSchema, keep: str = "") -> "Corpus":
@@ -220,10 +234,16 @@ class Corpus:
         if len(self) < 2:
             raise UserError("one row cannot be split into training and development data")
         # 0xDE7 makes these random numbers differ from those of other uses of the same seed.
-        random_rows = np.random.default_rng((seed, 0xDE7)).permutation(len(self))
+        random_rows = arrays.permutation(np.random.default_rng((seed, 0xDE7)), len(self))
         held_out_count = min(max(1, round(share * len(self))), len(self) - 1)
-        held_out_rows, training_rows = np.split(random_rows, [held_out_count])
-        return self.select(np.sort(training_rows)), self.select(np.sort(held_out_rows))
+        is_held_out = mapped(lambda rows: np.zeros(len(rows), bool), random_rows)
+        is_held_out[random_rows[:held_out_count]] = True
+        return self._split(is_held_out)
+
+    def _split(self, is_held_out: NDArray[np.bool_]) -> tuple["Corpus", "Corpus"]:
+        """Return the texts that are not held out, and those that are (rows,)."""
+        training_rows = arrays.indices_where(mapped(np.logical_not, is_held_out))
+        return self.select(training_rows), self.select(arrays.indices_where(is_held_out))
 
     def split_users(self, share: float, seed: int, column: str) -> tuple["Corpus", "Corpus"]:
         """Split the users at random into those of training and held-out ones, who wrote about `share` of the texts.
@@ -231,40 +251,62 @@ class Corpus:
         A user who wrote more than this share is never held out. The schema of both parts has no held-out users, as if
         training had never seen them. `column` is the column of the users. Both corpora have the order of this corpus.
         """
-        text_counts = np.bincount(self.users)
+        text_counts = arrays.count_ids(self.users, 1 + int(self.users.max()))
         order = 1 + np.random.default_rng((seed, 0xDE7)).permutation(len(text_counts) - 1)  # 0 is a missing user
         order = order[text_counts[order] <= share * len(self)]
         totals = np.cumsum(text_counts[order])
         held_out_users = order[: 1 + int(np.searchsorted(totals, share * len(self)))]
-        is_held_out = np.isin(self.users, held_out_users)
+        is_held_out = mapped(lambda users: np.isin(users, held_out_users), self.users)
         index = [variable.source_column for variable in self.schema.categories].index(column)
         variable, ids = self.schema.categories[index], self.categories[:, index]
         is_kept = ~np.isin(np.arange(len(variable.values)), ids[is_held_out])
         is_kept[0] = True  # the unknown value
         new_ids = np.where(is_kept, np.cumsum(is_kept) - 1, 0)
-        categories = self.categories.copy()
-        categories[:, index] = np.where(ids < 0, ids, new_ids[ids])
+
+        def renumber(block: NDArray[np.int32]) -> NDArray[np.int32]:
+            categories, ids = block.copy(), block[:, index]
+            categories[:, index] = np.where(ids < 0, ids, new_ids[ids])
+            return categories
+
         new_variable = replace(
             variable, values=tuple(compress(variable.values, is_kept)), counts=tuple(compress(variable.counts, is_kept))
         )
         variables = tuple(new_variable if other is variable else other for other in self.schema.variables)
-        corpus = replace(self, categories=categories, schema=ContextSchema(variables))
-        return corpus.select(np.flatnonzero(~is_held_out)), corpus.select(np.flatnonzero(is_held_out))
+        corpus = replace(self, categories=mapped(renumber, self.categories), schema=ContextSchema(variables))
+        return corpus._split(is_held_out)
 
 
-def _split_batches(
-    rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int, max_texts: int | None = None
-) -> Iterator[NDArray[np.int64]]:
-    """Yield parts of `rows`, sorted by length, as padded batches of at most `batch_tokens` tokens, or one text."""
-    sorted_lengths = np.maximum(lengths[rows], 1)
-    begin = 0
-    while begin < len(rows):
+@dataclass(frozen=True, eq=False)
+class RowBatches(Sequence[NDArray[np.int64]]):
+    """The rows of the texts of each batch."""
+
+    rows: NDArray[np.int64]  # the rows of all batches, before they were shuffled (rows,)
+    offsets: NDArray[np.int64]  # the index in `rows` of the first text of each batch, and the number of rows
+    order: NDArray[np.int64]  # the index in `offsets` of each batch
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return replace(self, order=self.order[index])
+        batch = self.order[index]
+        return self.rows[self.offsets[batch] : self.offsets[batch + 1]]
+
+
+def _batch_sizes(lengths: NDArray[np.int64], batch_tokens: int, max_texts: int | None = None) -> list[int]:
+    """Return the numbers of texts of padded batches of at most `batch_tokens` tokens, or one text.
+
+    `lengths` are the sorted lengths of all texts.
+    """
+    sorted_lengths, begin, sizes = np.maximum(lengths, 1), 0, list[int]()
+    while begin < len(lengths):
         # Each text has at least as many tokens as the first one, which limits the number of texts.
-        count = min(max_texts or len(rows), 1 + batch_tokens // int(sorted_lengths[begin]))
-        padded_sizes = np.arange(1, count + 1)[: len(rows) - begin] * sorted_lengths[begin : begin + count]
-        end = begin + max(1, int(np.searchsorted(padded_sizes, batch_tokens, side="right")))
-        yield rows[begin:end]
-        begin = end
+        count = min(max_texts or len(lengths), 1 + batch_tokens // int(sorted_lengths[begin]))
+        padded_sizes = np.arange(1, count + 1)[: len(lengths) - begin] * sorted_lengths[begin : begin + count]
+        sizes.append(max(1, int(np.searchsorted(padded_sizes, batch_tokens, side="right"))))
+        begin += sizes[-1]
+    return sizes
 
 
 def originals_key(originals: NDArray[np.uint64]) -> str:
@@ -275,7 +317,7 @@ def originals_key(originals: NDArray[np.uint64]) -> str:
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
     """Return the index of each text's first target among all targets, followed by the number of targets (rows + 1,)."""
     # Each text before an offset has one token that is not a target: its start token.
-    return corpus.offsets - np.arange(len(corpus.offsets))
+    return arrays.join(corpus.offsets[rows] - np.arange(rows.start, rows.stop) for rows in blocks(len(corpus.offsets)))
 
 
 def target_ids(corpus: Corpus) -> NDArray[np.int64]:
@@ -287,10 +329,7 @@ def target_ids(corpus: Corpus) -> NDArray[np.int64]:
 
 def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
     """Return how often each token is a target (V,), at least `min_count`; the count of the start token is 0."""
-    counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
-    for begin in range(0, len(corpus.tokens), BLOCK_TOKENS):
-        counts += np.bincount(corpus.tokens[begin : begin + BLOCK_TOKENS], minlength=len(counts))
-    counts = np.maximum(counts, min_count)
+    counts = np.maximum(arrays.count_ids(corpus.tokens, len(corpus.tokenizer)), min_count)
     counts[corpus.tokenizer.specials.start] = 0
     return counts
 
@@ -303,9 +342,8 @@ def is_known_target(corpus: Corpus) -> NDArray[np.bool_]:
 
 def is_empty_text(corpus: Corpus) -> NDArray[np.bool_]:
     """Return whether each text has no tokens (B,)."""
-    second_tokens = corpus.tokens[corpus.offsets[:-1] + 1]  # the first token of every text is the start token
-    is_empty: NDArray[np.bool_] = second_tokens == corpus.tokenizer.specials.end
-    return is_empty
+    # The first token of every text is the start token.
+    return mapped(lambda begins: corpus.tokens[begins + 1] == corpus.tokenizer.specials.end, corpus.offsets[:-1])
 
 
 def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
@@ -317,14 +355,14 @@ def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift:
 def text_hashes(corpus: Corpus) -> NDArray[np.uint64]:
     """Return a 64-bit digest of each text (B,), of its tokens and of its out-of-vocabulary tokens."""
     names = [name.encode("utf-8", "surrogatepass") + b"\xff" for name in corpus.unknown_names]
-    tokens = (corpus.tokens[begin:end].tobytes() for begin, end in pairwise(corpus.offsets.tolist()))
-    unknown = (corpus.unknown.values[begin:end].tolist() for begin, end in pairwise(corpus.unknown.offsets.tolist()))
-    return digests(
-        b"".join((ids, *map(names.__getitem__, indices))) for ids, indices in zip(tokens, unknown, strict=True)
-    )
 
+    def lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+        return (values[begin:end] for begin, end in pairwise(offsets.tolist()))
 
-def digests(contents: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return a 64-bit digest of each item."""
-    joined = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
-    return np.frombuffer(joined, "<u8")  # little-endian on every machine
+    def hash_block(block: slice) -> NDArray[np.uint64]:
+        rows = slice(block.start, block.stop + 1)
+        unknown = lists(corpus.unknown.values, corpus.unknown.offsets[rows])
+        pairs = zip(lists(corpus.tokens, corpus.offsets[rows]), unknown, strict=True)
+        return digests(b"".join((ids.tobytes(), *map(names.__getitem__, tokens.tolist()))) for ids, tokens in pairs)
+
+    return arrays.join(map(hash_block, blocks(len(corpus))))

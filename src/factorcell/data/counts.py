@@ -6,8 +6,8 @@ content (`find_private_content`). The names of users are not stored. Texts are c
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,15 @@ from factorcell.data.columns.values import short_repr
 from factorcell.data.corpus import Batch, Corpus, extend_hashes, target_offsets
 from factorcell.data.private_content import is_public
 from factorcell.data.text_folds import same_text
+from factorcell.data.tokenizing import digests
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.io.arrays import GrowingArray, blocks, indices_where, join, list_blocks, mapped
 
 POPULARITY = "popularity.jsonl"  # the file of a run folder with the counts of popular training texts
 # n of the n-grams that `min_users` users must have written: of words, and of characters, graphemes and pieces of words.
 WORD_ORDER, CHARACTER_ORDER = 2, 4
+BLOCK_TARGETS = 1 << 20  # targets whose n-grams are sorted at once
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair
 
 
@@ -53,12 +56,14 @@ class TextCounts:
             if not isinstance(text, str):
                 raise UserError(f"text {number}: expected a string, got {short_repr(text)}")
             canonical_texts.append(same_text(text))
-        if users is None:
-            return cls._count(canonical_texts, None, min_count, 0)
-        id_by_name: defaultdict[str, int] = defaultdict(lambda: len(id_by_name) + 1)
-        names = category_names(users, "users", len(canonical_texts))
-        user_ids = np.array([0 if name is None else id_by_name[name] for name in names], np.int32)
-        return cls._count(canonical_texts, user_ids, min_count, min_users)
+        counts: Mapping[str, int] = Counter(canonical_texts)
+        if users is not None:
+            names = category_names(users, "users", len(canonical_texts))
+            pairs = {(text, name) for text, name in zip(canonical_texts, names, strict=True) if name is not None}
+            user_counts = Counter(text for text, _ in pairs)
+            counts = {text: count for text, count in counts.items() if user_counts[text] >= min_users}
+        frequent = {text: count for text, count in counts.items() if count >= min_count}
+        return cls(_public(frequent), len(canonical_texts), 0 if users is None else min_users)
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_users: int) -> "TextCounts":
@@ -77,22 +82,15 @@ class TextCounts:
             text = same_text(corpus.tokenizer.join(corpus.tokenizer.decode(ids[:-1])))
             return "" if LONE_SURROGATE.search(text) else text
 
-        return cls._count(map(restore_text, range(len(corpus))), corpus.users, 1, min_users)
+        def hash_texts(rows: slice) -> NDArray[np.uint64]:
+            return digests(restore_text(row).encode() for row in range(rows.start, rows.stop))
 
-    @classmethod
-    def _count(
-        cls, texts: Iterable[str], users: NDArray[np.int32] | None, min_count: int, min_users: int
-    ) -> "TextCounts":
-        """Count texts in canonical form; `users` are the ids of their users, 0 for a missing user."""
-        index_by_text: defaultdict[str, int] = defaultdict(lambda: len(index_by_text))
-        indices = np.fromiter(map(index_by_text.__getitem__, texts), np.int64)
-        counts = np.bincount(indices)
-        is_popular = counts >= min_count
-        if users is not None:
-            is_popular &= count_users(indices, users, len(counts)) >= min_users
-        popular_texts = (text for text, index in index_by_text.items() if is_popular[index] and text)
-        popular_counts = {text: int(counts[index_by_text[text]]) for text in popular_texts if is_public(text)}
-        return cls(popular_counts, len(indices), min_users)
+        # Only the texts of enough users are stored, because they may be few of all texts.
+        hashes = join(map(hash_texts, blocks(len(corpus))))
+        shared = shared_hashes(((hashes[rows], corpus.users[rows]) for rows in blocks(len(corpus))), min_users)
+        shared_rows = indices_where(mapped(lambda block: are_shared(block, shared), hashes))
+        counts = Counter(restore_text(row) for rows in blocks(len(shared_rows)) for row in shared_rows[rows].tolist())
+        return cls(_public(counts), len(corpus), min_users)
 
     def save(self, path: Path) -> None:
         """Write a JSON line with `total` and `min_users`, then one for each text in alphabetical order."""
@@ -112,12 +110,63 @@ class TextCounts:
             raise UserError(f"{path}: not a file of text counts ({error!r})") from None
 
 
+def _public(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of texts that are not empty and seem to contain no private content."""
+    return {text: count for text, count in counts.items() if text and is_public(text)}
+
+
 def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
     """Return how many users wrote each text, from the texts and users of all rows; 0 is a missing user."""
     has_user = users > 0
     # A pair is one number: the text in the upper 32 bits, the user in the lower 32 bits.
     pairs = np.unique((text_indices[has_user].astype(np.int64) << 32) | users[has_user])
     return np.bincount(pairs >> 32, minlength=text_count)
+
+
+def shared_hashes(parts: Iterable[tuple[NDArray[np.uint64], NDArray[np.int32]]], min_users: int) -> NDArray[np.uint64]:
+    """Return the hashes of items that at least `min_users` users wrote, in ascending order.
+
+    Each part has the hashes of items and their users; 0 is a missing user. As in an external merge sort, each part is
+    sorted and stored, and then the parts are read together in as many ranges of hashes as there are parts.
+    """
+    hashes, users, bounds, shared = GrowingArray(), GrowingArray(), [0], GrowingArray()
+    for part_hashes, part_users in parts:
+        distinct_hashes, distinct_users = _distinct_pairs(part_hashes, part_users)
+        hashes.append(distinct_hashes)
+        users.append(distinct_users)
+        bounds.append(len(hashes))
+    all_hashes, all_users, begins = hashes.array(), users.array(), bounds[:-1]
+    for number in range(1, len(bounds)):
+        highest = np.uint64((number << 64) // len(begins) - 1)  # of the range
+        parts_of_range = [*zip(begins, bounds[1:], strict=True)]
+        sizes = [int(np.searchsorted(all_hashes[begin:end], highest, side="right")) for begin, end in parts_of_range]
+        slices = [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+        range_hashes, range_users = (
+            np.concatenate([column[part] for part in slices]) for column in (all_hashes, all_users)
+        )
+        distinct_hashes, user_counts = np.unique(_distinct_pairs(range_hashes, range_users)[0], return_counts=True)
+        shared.append(distinct_hashes[user_counts >= min_users])
+        begins = [part.stop for part in slices]
+    return shared.array()
+
+
+def _distinct_pairs(
+    hashes: NDArray[np.uint64], users: NDArray[np.int32]
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Return the distinct pairs of a hash and a user, sorted by hash, without missing users."""
+    order = np.lexsort((users, hashes))
+    hashes, users = hashes[order], users[order]
+    is_new = (hashes[1:] != hashes[:-1]) | (users[1:] != users[:-1])
+    is_distinct = np.append(True, is_new)[: len(order)] & (users > 0)
+    return hashes[is_distinct], users[is_distinct]
+
+
+def are_shared(hashes: NDArray[np.uint64], shared: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return whether each hash is one of the sorted `shared` ones."""
+    if not len(shared):
+        return np.zeros(len(hashes), bool)
+    result: NDArray[np.bool_] = shared[np.minimum(np.searchsorted(shared, hashes), len(shared) - 1)] == hashes
+    return result
 
 
 @dataclass(frozen=True)
@@ -136,10 +185,15 @@ class SharedTargets:
         """Find the targets whose n-gram at least `min_users` users wrote; texts without a user are not counted."""
         is_word_level = not (corpus.tokenizer.is_character_level or corpus.tokenizer.is_subword)
         order = WORD_ORDER if is_word_level else CHARACTER_ORDER
-        distinct_ngrams, ngram_of_target = np.unique(ngram_hashes(corpus, order), return_inverse=True)
-        user_of_target = np.repeat(corpus.users, corpus.lengths)
-        user_counts = count_users(ngram_of_target, user_of_target, len(distinct_ngrams))
-        is_learned = (user_counts >= min_users)[ngram_of_target]
+
+        def hash_blocks() -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int32]]]:
+            for rows in list_blocks(corpus.offsets, BLOCK_TARGETS):
+                offsets = corpus.offsets[rows.start : rows.stop + 1]
+                hashes = ngram_hashes(corpus.tokens[offsets[0] : offsets[-1]], offsets - offsets[0], order)
+                yield hashes, np.repeat(corpus.users[rows], np.diff(offsets) - 1)
+
+        shared = shared_hashes(hash_blocks(), min_users)
+        is_learned = join(are_shared(hashes, shared) for hashes, _ in hash_blocks())
         return cls(torch.from_numpy(is_learned), torch.from_numpy(target_offsets(corpus)))
 
     def mask(self, batch: Batch) -> Tensor:
@@ -151,10 +205,10 @@ class SharedTargets:
         return self.is_learned[targets].to(batch.tokens.device) & batch.mask()
 
 
-def ngram_hashes(corpus: Corpus, order: int) -> NDArray[np.uint64]:
+def ngram_hashes(ids: NDArray[Any], offsets: NDArray[np.int64], order: int) -> NDArray[np.uint64]:
     """Return, for each target, a 64-bit hash of the n-gram that ends with it: up to `order` tokens of the same text."""
-    tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
-    positions = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
+    tokens = np.asarray(ids, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
+    positions = np.arange(len(tokens)) - np.repeat(offsets[:-1], np.diff(offsets))
     hashes = np.zeros(len(tokens), dtype=np.uint64)
     for distance in range(order - 1, -1, -1):
         # The token `distance` positions before each token, or 0 if that position is before the text.

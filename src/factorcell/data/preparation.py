@@ -2,13 +2,12 @@
 
 `TokenizedTexts` numbers the tokens in order of appearance. After the last text, it counts them to build a vocabulary,
 and replaces each provisional id by the id of the token in the vocabulary, or by several ids if a tokenizer of pieces
-cuts the token.
+cuts the token. Arrays of large tables are memory-mapped files (`factorcell.io.arrays`).
 """
 
 import sys
-from array import array
-from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from itertools import compress
 from typing import Any
 
@@ -19,17 +18,17 @@ from factorcell.config import Config
 from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.schema import ContextSchema
-from factorcell.data.corpus import Corpus, digests
+from factorcell.data.corpus import Corpus
 from factorcell.data.table_findings import CONTEXTS, number_findings, table_findings
 from factorcell.data.tables.chunks import EmptyTableError, Table
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.kinds import new_tokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.data.tokenizing import END, START, ChunkTokenizer, TokenizedChunk
 from factorcell.errors import UserError
+from factorcell.io.arrays import GrowingArray, count_ids, list_blocks, to_offsets
 from factorcell.io.findings import report
 from factorcell.io.progress import progress_bar
-
-START, END = 1, 2  # provisional ids; 0 is the unknown token
 
 
 class TokenizedTexts:
@@ -46,28 +45,18 @@ class TokenizedTexts:
         # Counts of the tokens after the cuts, by provisional id: these tokens are not stored, but they count for the
         # vocabulary.
         self.cut_counts = Counter[int]()
-        # For each chunk, the provisional ids of its texts, and the number of ids of each text
-        self.chunks = deque[tuple[NDArray[np.uint32], NDArray[np.int64]]]()
-        self.originals = list[NDArray[np.uint64]]()
+        # The provisional ids of all texts, and the number of ids of each text
+        self.ids, self.sizes, self.originals = GrowingArray(), GrowingArray(), GrowingArray()
 
-    def add(self, texts: Sequence[str]) -> None:
-        """Add the texts of one chunk."""
-        ids, sizes = array("I"), list[int]()  # an array takes half the memory of a list
-        id_of = self.id_by_token.__getitem__
-        for tokens in self.tokenizer.split_all(texts):
-            begin = len(ids)
-            ids.append(START)
-            if self.max_tokens is None or len(tokens) < self.max_tokens:
-                ids.extend(map(id_of, tokens))
-                ids.append(END)
-            else:
-                ids.extend(map(id_of, tokens[: self.max_tokens]))
-                self.cut_counts.update(map(id_of, tokens[self.max_tokens :]))
-            sizes.append(len(ids) - begin)
-        self.chunks.append((np.array(ids, dtype=np.uint32), np.array(sizes, dtype=np.int64)))
-        if self.tokenizer.is_lossless:
-            originals = [self.tokenizer.normalize(text).encode("utf-8", "surrogatepass") for text in texts]
-            self.originals.append(np.stack([np.array([*map(len, originals)], np.uint64), digests(originals)], axis=1))
+    def add(self, chunks: Iterable[TokenizedChunk]) -> None:
+        """Add the texts of the next chunks."""
+        for chunk in chunks:
+            ids = np.array([0, START, END, *map(self.id_by_token.__getitem__, chunk.tokens)], np.uint32)
+            self.ids.append(ids[chunk.ids])
+            self.sizes.append(chunk.sizes)
+            self.cut_counts.update({int(ids[token]): count for token, count in chunk.cut_counts.items()})
+            if chunk.originals is not None:
+                self.originals.append(chunk.originals)
 
     def corpus_fields(self, *, train: bool) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from texts; `train` creates the vocabulary from these texts."""
@@ -79,27 +68,29 @@ class TokenizedTexts:
         is_unknown = final_ids.values[final_ids.offsets[:-1]] == tokenizer.specials.unknown
         is_unknown[: END + 1] = False
         unknown_ids = np.cumsum(is_unknown, dtype=np.int32) - 1  # an index of the out-of-vocabulary tokens
-        tokens, sizes, unknown, unknown_counts = list[NDArray[Any]](), list[Any](), list[NDArray[Any]](), list[Any]()
-        while self.chunks:  # each chunk is removed to free its memory
-            ids, id_counts = self.chunks.popleft()
-            chunk_tokens, chunk_sizes = self._replace(ids, id_counts, final_ids)
-            tokens.append(chunk_tokens)
-            sizes.append(chunk_sizes)
-            unknown.append(unknown_ids[ids[is_unknown[ids]]])
-            unknown_counts.append(np.add.reduceat(is_unknown[ids], np.cumsum(id_counts) - id_counts, dtype=np.int64))
+        ids, offsets = self.ids.array(), to_offsets(self.sizes.array())
+        tokens, sizes, unknown, unknown_counts = GrowingArray(), GrowingArray(), GrowingArray(), GrowingArray()
+        for rows in list_blocks(offsets):
+            part = ids[offsets[rows.start] : offsets[rows.stop]]
+            id_counts = np.diff(offsets[rows.start : rows.stop + 1])
+            final_tokens, final_sizes = self._replace(part, id_counts, final_ids)
+            tokens.append(final_tokens)
+            sizes.append(final_sizes)
+            unknown.append(unknown_ids[part[is_unknown[part]]])
+            unknown_counts.append(np.add.reduceat(is_unknown[part], np.cumsum(id_counts) - id_counts, dtype=np.int64))
         return {
-            "tokens": np.concatenate(tokens),
-            "offsets": np.append(0, np.cumsum(np.concatenate(sizes))),
+            "tokens": tokens.array(),
+            "offsets": to_offsets(sizes.array()),
             "tokenizer": tokenizer,
-            "originals": np.concatenate(self.originals) if self.originals else None,
-            "unknown": Ragged(np.concatenate(unknown), np.append(0, np.cumsum(np.concatenate(unknown_counts)))),
+            "originals": self.originals.array() if len(self.originals) else None,
+            "unknown": Ragged(unknown.array(), to_offsets(unknown_counts.array())),
             "unknown_names": tuple(compress(self.id_by_token, is_unknown[END + 1 :])),
         }
 
     def _replace(
         self, ids: NDArray[np.uint32], id_counts: NDArray[np.int64], final_ids: Ragged
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the final ids of a chunk, and their number for each text, from those of each provisional id."""
+        """Return the final ids of texts, and their number for each text, from those of each provisional id."""
         pieces = final_ids.select(ids)
         sizes = np.diff(pieces.offsets[np.append(0, np.cumsum(id_counts))])
         max_size = sys.maxsize if self.max_tokens is None else 1 + self.max_tokens  # with the start token
@@ -108,9 +99,7 @@ class TokenizedTexts:
 
     def _count_tokens(self) -> dict[str, int]:
         """Return how often each token occurs in all texts, including the parts after cuts."""
-        counts = np.zeros(len(self.id_by_token) + END + 1, dtype=np.int64)
-        for ids, _ in self.chunks:
-            counts += np.bincount(ids, minlength=len(counts))
+        counts = count_ids(self.ids.array(), len(self.id_by_token) + END + 1)
         for token_id, count in self.cut_counts.items():
             counts[token_id] += count
         return dict(zip(self.id_by_token, counts[END + 1 :].tolist(), strict=True))
@@ -155,7 +144,8 @@ def prepare(
 
     columns = ContextColumns(table, data_config, schema, unknown, optional, text_tokenizer)
     texts = TokenizedTexts(text_tokenizer, data_config.max_tokens if truncate else None)
-    _read_chunks(table, data_config.text, texts, columns)
+    with ChunkTokenizer(text_tokenizer, texts.max_tokens) as chunk_tokenizer:
+        _read_chunks(table, data_config.text, chunk_tokenizer, texts, columns)
     text_fields = texts.corpus_fields(train=tokenizer is None)
     corpus = Corpus(**text_fields, **columns.corpus_fields(text_fields))
     report(*table_findings(corpus, table.name, data_config, None if schema is None else unknown, optional))
@@ -164,7 +154,9 @@ def prepare(
     return corpus
 
 
-def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns) -> None:
+def _read_chunks(
+    table: Table, text_column: str, chunk_tokenizer: ChunkTokenizer, texts: TokenizedTexts, columns: ContextColumns
+) -> None:
     """Read all chunks of a table into `texts` and `columns`."""
     total, unit = (table.row_count, "rows") if table.file is None else (table.file.size, "bytes")
     is_table = table.name != CONTEXTS
@@ -175,5 +167,6 @@ def _read_chunks(table: Table, text_column: str, texts: TokenizedTexts, columns:
                 if not isinstance(text, str):
                     raise UserError(f"{table.place(row)}: {text_column} is {text!r}, not a text; remove such rows")
             columns.add(chunk, len(chunk_texts))
-            texts.add(chunk_texts)
+            texts.add(chunk_tokenizer.add(chunk_texts))
             bar.update(len(chunk_texts) if table.file is None else table.file.bytes_read - bar.n)
+    texts.add(chunk_tokenizer.finish())

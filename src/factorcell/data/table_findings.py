@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from factorcell.config import DataConfig
 from factorcell.data.columns.schema import EXPECTED_READING, MISSING, ContextSchema
 from factorcell.data.corpus import Corpus, is_empty_text
+from factorcell.io.arrays import mapped
 from factorcell.io.findings import Finding
 
 CONTEXTS = "contexts"  # the name of a table of values that no file has; its rows are not counted in findings
@@ -32,7 +33,7 @@ def table_findings(
         counts = {name: int(mask.sum()) for name, mask in is_affected.items() if mask.any()}
         if table_name == CONTEXTS or not counts:
             return ", ".join(name or "texts" for name in counts)
-        total = int(np.logical_or.reduce(list(is_affected.values())).sum())
+        total = int(mapped(lambda *masks: np.logical_or.reduce(masks), *is_affected.values()).sum())
         by_name = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name)
         return f"{total:,} of {len(corpus):,} texts" + (f" ({by_name})" if by_name else "")
 
@@ -42,7 +43,7 @@ def table_findings(
         for index, variable in enumerate(schema.categories)
         if not (is_anonymous and variable.source_column == config.user)
     ]
-    is_unseen = {variable.name: ids == 0 for variable, ids in categories}
+    is_unseen = {variable.name: mapped(lambda ids: ids == 0, ids) for variable, ids in categories}
     if unknown == "group" and (counts := format_counts(is_unseen)):
         text = f"unseen or rare values in {counts}, read as the unknown value (--unknown group)"
         yield Finding("unseen values", f"{table_name}: {text}")
@@ -51,10 +52,11 @@ def table_findings(
         yield Finding("cut texts", f"{table_name}: {counts} cut after {config.max_tokens:,} tokens; {remedy}")
     if table_name == CONTEXTS:
         return
-    masks = [(variable, ids == MISSING) for variable, ids in categories]
+    masks = [(variable, mapped(lambda ids: ids == MISSING, ids)) for variable, ids in categories]
     if unknown != "expected":
-        masks += [(variable, np.isnan(corpus.numbers[:, index])) for index, variable in enumerate(schema.numbers)]
-        masks += [(variable, np.isnan(corpus.vectors[index][:, 0])) for index, variable in enumerate(schema.vectors)]
+        numbers = [*corpus.numbers.T, *(vectors[:, 0] for vectors in corpus.vectors)]
+        variables = (*schema.numbers, *schema.vectors)
+        masks += [(variable, mapped(np.isnan, column)) for variable, column in zip(variables, numbers, strict=True)]
     is_missing = {variable.source_column: mask for variable, mask in masks if variable.name not in optional}
     if counts := format_counts(is_missing):
         problem = "missing, unseen or rare values" if unknown == "expected" else "an empty context column"

@@ -7,6 +7,10 @@ from factorcell.io.lazy import lazy_exports
 if TYPE_CHECKING:
     from factorcell.evaluation.advice import Advice as Advice
     from factorcell.evaluation.advice import advise as advise
+    from factorcell.evaluation.arrow_batches import embed_arrow as embed_arrow
+    from factorcell.evaluation.arrow_batches import generate_arrow as generate_arrow
+    from factorcell.evaluation.arrow_batches import predict_arrow as predict_arrow
+    from factorcell.evaluation.arrow_batches import score_arrow as score_arrow
     from factorcell.evaluation.classification import classify as classify
     from factorcell.evaluation.classification import classify_points as classify_points
     from factorcell.evaluation.explaining.token_evidence import explain as explain

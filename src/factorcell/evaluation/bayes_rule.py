@@ -226,7 +226,7 @@ class Classification:
             }
             for index, name in enumerate(self.other_predictions, 1)
         ]
-        linear_accuracy = next((row["accuracy"] for row in others if row["classifier"] == LINEAR_BASELINE), None)
+        linear_accuracy = next((row["accuracy"] for row in others if LINEAR_BASELINE in str(row["classifier"])), None)
         return {**ratios.interval(0).to_row("accuracy"), "linear_accuracy": linear_accuracy, "others": others}
 
 

@@ -100,20 +100,16 @@ def classify(
     classifiers = {LINEAR_BASELINE: linear_classifier.load(run.folder / BASELINES_FILE, run.schema).get(target)}
     if calibrate is not None:
         require_labels(calibrate, variable, names, run.config.data, CALIBRATION_REASON)
-    if combine and calibrate is None:
-        problem = "expected a table of held-out texts with values, on which its weights are fitted, got none"
-        raise UserError(f"combination: {problem}; add --calibrate DEV (in Python: calibrate)")
-    if combine and classifiers[LINEAR_BASELINE] is None:
-        raise UserError(f"combination: {linear_classifier.missing_baseline(run, target)}")
+    if combine:
+        _check_combination(run, target, calibrate, classifiers[LINEAR_BASELINE])
     tables = [source] if calibrate is None else [source, calibrate]
     corpora = [run.prepare(table, unknown=unknown, optional=(target,)) for table in tables]
     report_evaluation(run, corpora[0])
-    conditional_priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
-    classifiers["conditional"] = linear_classifier.applicable_prior(conditional_priors, target, _columns(source))
-    if (prior := classifiers["conditional"]) is not None:
+    if (prior := _conditional_prior(run, target, source)) is not None:
         prior.report_dependence(corpora[0])
     elif priors == "conditional":
         priors = "training"
+    classifiers["conditional"] = prior
     results, *held_out = (
         _classify_texts(run, table, corpus, variable, names, classifiers, {"samples": samples, "proposal": proposal})
         for table, corpus in zip(tables, corpora, strict=True)
@@ -123,7 +119,11 @@ def classify(
         result = _combine(results, held_out[0], priors)
     elif held_out:
         result = result.at_temperature(held_out[0][priors].fitted_temperature())
-    return replace(result, other_predictions=_other_predictions(result, results))
+    others, linear = _other_predictions(result, results), classifiers[LINEAR_BASELINE]
+    columns = [] if linear is None else [other.source_column for other in linear.others]
+    if absent := [name for name in dict.fromkeys(columns) if name not in _columns(source)]:
+        others[f"{LINEAR_BASELINE} without {', '.join(absent)}"] = others.pop(LINEAR_BASELINE)
+    return replace(result, other_predictions=others)
 
 
 def _classify_texts(
@@ -160,6 +160,21 @@ def _other_predictions(result: Classification, results: Mapping[str, Classificat
     if LINEAR_BASELINE in results:
         others[LINEAR_BASELINE] = results[LINEAR_BASELINE].predicted
     return {name: predicted for name, predicted in others.items() if name != result.name}
+
+
+def _check_combination(run: Run, target: str, calibrate: Any, baseline: LinearClassifier | None) -> None:
+    """Check that there are texts on which the weights of the combination are fitted, and a linear baseline."""
+    if calibrate is None:
+        problem = "expected a table of held-out texts with values, on which its weights are fitted, got none"
+        raise UserError(f"combination: {problem}; add --calibrate DEV (in Python: calibrate)")
+    if baseline is None:
+        raise UserError(f"combination: {linear_classifier.missing_baseline(run, target)}")
+
+
+def _conditional_prior(run: Run, target: str, source: Any) -> LinearClassifier | None:
+    """Return the prior of the target given the other context columns of `source`, if the run has one for them."""
+    priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
+    return linear_classifier.applicable_prior(priors, target, _columns(source))
 
 
 def _candidate_names(run: Run, variable: Variable, values: Sequence[Any]) -> tuple[str, ...]:

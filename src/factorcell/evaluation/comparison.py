@@ -87,9 +87,8 @@ class Comparison(ResultRows):
         if any(row["ahead"] for row in self):
             notes.append(f"{BEST_MARK} marks a figure that is significantly better than all others")
         if names := [str(row["model"]) for row in self if row.get("is_worse_than_counts")]:
-            notes.append(
-                f"worse than n-gram counts: {', '.join(names)}; train longer, or on more texts, before you choose"
-            )
+            remedy = "train on more texts, or longer unless they stopped early, before you choose"
+            notes.append(f"worse than n-gram counts: {', '.join(names)}; {remedy}")
         return notes
 
 

@@ -5,6 +5,7 @@ Training measures the facts and writes them to training.json; `run_findings` tur
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_hashes
 from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
 from factorcell.errors import UserError
-from factorcell.io.findings import Finding, ranked, report
+from factorcell.io.arrays import blocks, mapped
+from factorcell.io.findings import LOG, Finding, ranked, report
 from factorcell.nn.scoring import Scorer
 from factorcell.runs.run import MAX_TEXT_HASHES, Run, describe_unfinished, training_facts
 from factorcell.runs.saved_results import UNKNOWN_CONTEXT_GAIN, format_difference
@@ -23,6 +25,8 @@ MIN_GAIN = 0.02  # a finding reports a context whose relative gain over an unkno
 # Fall of the perplexity in the second half of a training from which on the model is undertrained. It was 14 % in
 # trainings of hotel reviews for 1 and 8 minutes, 22 % in 0.6 minutes, and 29 % on AG News in 2 minutes.
 MIN_FALL = 0.2
+TRAINING_QUALITY = ("undertrained", "weak model")  # names of findings that the training has reported
+REMEDIES = {False: "train longer (--minutes, --epochs)", True: "train on more texts"}  # by `stopped_improving`
 MIN_REPEATED_SHARE = 0.05  # share of repeated texts that is reported
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
 MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the development targets
@@ -30,13 +34,28 @@ MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the developm
 Row = dict[str, Any]
 
 
-def report_run(run: Scorer | None, columns: Collection[str] = ()) -> None:
+def report_run(run: Scorer | None, columns: Collection[str] | None = None) -> None:
     """Report the findings of `run_findings`."""
     report(*run_findings(run, columns))
 
 
-def run_findings(run: Scorer | None, columns: Collection[str] = ()) -> list[Finding]:
-    """Return what is doubtful about a run and about the context `columns` that a request specifies, ranked."""
+def report_use(run: Scorer | None, columns: Collection[str] | None = None) -> None:
+    """Report the findings of `run_findings`, and log those of `TRAINING_QUALITY` as details."""
+    for finding in run_findings(run, columns):
+        if finding.name in TRAINING_QUALITY:
+            LOG.debug("%s", finding.text)
+        else:
+            report(finding)
+
+
+def describe_quality(run: Scorer) -> str:
+    """Return the names of the findings of `TRAINING_QUALITY` in brackets; empty text if there are none."""
+    names = [finding.name for finding in run_findings(run) if finding.name in TRAINING_QUALITY]
+    return f" ({', '.join(names)})" if names else ""
+
+
+def run_findings(run: Scorer | None, columns: Collection[str] | None = None) -> list[Finding]:
+    """Return what is doubtful about a run, and about the context `columns` of a request if there is one, ranked."""
     if not isinstance(run, Run):
         return []
     try:
@@ -53,7 +72,7 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
         yield Finding("unfinished", f"{run.folder}: {unfinished}")
         return
     log = [row for row in run.log() if row["split"] == "dev"]
-    remedy = "train on more texts" if run.stopped_improving() else "train longer (--minutes, --epochs)"
+    remedy = REMEDIES[run.stopped_improving()]
     perplexities = facts.get("ngram", {}).get("perplexity", {})
     perplexities = {name: math.inf if value is None else value for name, value in perplexities.items()}  # diverged
     if {"ngram", "neural"} <= perplexities.keys() and perplexities["ngram"] < perplexities["neural"]:
@@ -73,7 +92,7 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
         yield Finding("weak model", f"{run.folder}: {problem} ({figures}); {remedy}")
 
 
-def _context_findings(run: Run, facts: Row, columns: Collection[str]) -> Iterator[Finding]:
+def _context_findings(run: Run, facts: Row, columns: Collection[str] | None) -> Iterator[Finding]:
     """Yield findings about the effect of the context, and of those `columns` that a request specifies."""
     if columns and not run.model.is_adapted:
         problem = "no context: this is an unadapted model"
@@ -84,11 +103,12 @@ def _context_findings(run: Run, facts: Row, columns: Collection[str]) -> Iterato
     if total.get("only_unknown_users"):
         if "completion" not in facts:  # otherwise training has measured the gain from learning users
             yield unknown_users_finding(run, "development text")
-    elif _is_insignificant(total):
-        yield Finding("no effect", f"{run.folder}: the context {_effect(total)}; choose other columns, or train longer")
+    elif _is_insignificant(total) and (columns is None or columns):
+        remedy = f"choose other columns, or {REMEDIES[run.stopped_improving()]}"
+        yield Finding("no effect", f"{run.folder}: the context {_effect(total)}; {remedy}")
     else:
         for column, row in total.get("columns", {}).items():
-            if column in columns and _is_insignificant(row):
+            if column in (columns or ()) and _is_insignificant(row):
                 problem = f"{column} alone {_effect(row)}; add other columns"
                 yield Finding("column without effect", f"{run.folder}: {problem}")
 
@@ -127,7 +147,7 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
         problem = f"{unknown_share:.0%} of the development targets are out of vocabulary"
         yield Finding("unknown words", f"{problem}; a character model avoids this (--tokenizer char)")
     for variable, numbers in zip(train.schema.numbers, train.numbers.T, strict=True):
-        distances = np.nan_to_num(np.abs(numbers - variable.mean))
+        distances = mapped(partial(_distances, mean=variable.mean), numbers)
         row = int(distances.argmax())
         if not variable.period and distances[row] > MAX_DEVIATIONS * variable.deviation:
             value, place = f"{numbers[row]:,.8g}", f"row {int(train.source_rows[row]) + 1:,}"
@@ -148,13 +168,22 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
             yield Finding("uninformative column", f"{variable.name}: {problem}, so that the column is useless")
 
 
+def _distances(numbers: NDArray[np.float32], mean: float) -> NDArray[np.float32]:
+    distances: NDArray[np.float32] = np.nan_to_num(np.abs(numbers - mean))
+    return distances
+
+
 def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Finding | None:
     """Return a finding if more than 5 % of the texts of `corpus` have one of the `hashes` of training texts."""
     text_hash = text_hashes(corpus)
     is_compared = ~is_empty_text(corpus)
     if len(hashes) >= MAX_TEXT_HASHES:
         is_compared &= text_hash <= hashes.max()
-    repeated = int(np.isin(text_hash[is_compared], hashes).sum())
+    compared = text_hash[is_compared]
+    is_repeated = np.zeros(len(compared), bool)
+    for block in blocks(len(hashes)):
+        is_repeated |= np.isin(compared, hashes[block])
+    repeated = int(is_repeated.sum())
     share = repeated / max(1, is_compared.sum())
     if share <= MIN_REPEATED_SHARE:
         return None
@@ -163,8 +192,8 @@ def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Fin
 
 
 def report_evaluation(run: Scorer, corpus: Corpus) -> None:
-    """Report findings about a run, apart from those that figures show, and texts that are training texts."""
+    """Report findings about a run, apart from its quality, which figures show, and texts that are training texts."""
     hashes = run.text_hashes() if isinstance(run, Run) and not run.config.data.user else None
     if hashes is not None and (finding := repeated_texts(corpus, hashes, "texts")):
         report(finding)
-    report(*(finding for finding in run_findings(run) if finding.name != "undertrained"))
+    report_use(run)

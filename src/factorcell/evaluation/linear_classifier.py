@@ -32,6 +32,7 @@ from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.evaluation.bayes_rule import LINEAR, Classification, to_log_prior
 from factorcell.io import files
+from factorcell.io.arrays import indices_where, mapped, permutation
 from factorcell.io.findings import Finding, report
 from factorcell.runs.run import Run
 
@@ -103,8 +104,10 @@ class LinearClassifier:
         others = other_variables(train.schema, target)
         size, features_per_text = len(variable.values) - 1, order * train.target_count / len(train) + len(others)
         cost_per_text = features_per_text * (size + READING_COST)
-        rows = np.random.default_rng(0).permutation(np.flatnonzero(target_labels(train, target) >= 0))
-        texts = train.select(np.sort(rows[: int(min(len(rows), max_cost / cost_per_text))]))
+        labelled_rows = indices_where(mapped(lambda ids: ids > 0, _arrays(train)[target]))
+        shuffled = permutation(np.random.default_rng(0), len(labelled_rows))
+        rows = labelled_rows[shuffled[: int(min(len(shuffled), max_cost / cost_per_text))]]
+        texts = train.select(np.sort(rows))
         ngrams, idf = choose_ngrams(texts, order, min_users, MAX_WEIGHTS // size)
         arrays = _arrays(texts)
         edges = {other.name: _range_edges(arrays[other.name]) for other in ContextSchema(others).numbers}

@@ -98,7 +98,7 @@ class ContextModel(nn.Module):
     Only the tensors of the context are trained, and `state_dict` contains no others.
 
     Attributes:
-        base: The model of `transformers` with adapted linear maps.
+        base: The model of `transformers` with adapted linear maps, without a wrapper of `torch.compile`.
         context_config: The options of the adapters; `config` is that of the base.
         schema: The context variables.
         encoder: The map of contexts to context vectors.
@@ -118,6 +118,9 @@ class ContextModel(nn.Module):
         super().__init__()
         check_base(model)
         check_options(config)
+        # The wrapper of `torch.compile` would change the names of all tensors; a tuple hides it from `parameters`.
+        self._compiled = (model,) if hasattr(model, "_orig_mod") else ()
+        model = getattr(model, "_orig_mod", model)
         schema = config.schema
         self.base, self.context_config, self.schema = model, config, schema
         size = config.context_size if schema.variables else 0
@@ -203,7 +206,8 @@ class ContextModel(nn.Module):
         inputs = options.get("inputs_embeds") if input_ids is None else input_ids
         is_training = torch.is_grad_enabled() and (self.training or labels is not None)
         with applied(self.adapt(context, inputs, needs_context=is_training)):
-            return self.base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
+            base = self._compiled[0] if self._compiled else self.base
+            return base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *, context: Any = None, **options: Any) -> Any:

@@ -13,15 +13,16 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from factorcell.errors import UserError, check_format
 from factorcell.io import input_files, lock
 from factorcell.io.output import to_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Row = dict[str, Any]  # a row of a file of JSON lines
 
@@ -154,8 +155,10 @@ def require_finite_number(value: Any, path: Path, entry: str) -> float:
     return float(value)
 
 
-def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def save_tensors(path: str | Path, tensors: Mapping[str, "Tensor"], facts: Mapping[str, Any]) -> None:
     """Replace the file `path` by a safetensors file of `tensors` and `facts` (values for JSON)."""
+    from safetensors.torch import save
+
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write(path, save(cpu_tensors, {"facts": json.dumps(facts, sort_keys=True)}))
 
@@ -170,7 +173,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
             yield opened
 
 
-def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: str | Path) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
     """Return the tensors and facts of a file of `save_tensors`; raise `UserError` if it is missing or damaged."""
     path = Path(path)
     if not path.exists():

@@ -8,6 +8,8 @@ from factorcell.errors import UserError
 from factorcell.options import limits
 
 LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # a limit in GiB; `--max-memory` sets this environment variable
+# The number of processes that read a table, by default 1; the command line sets it to the number of threads.
+PROCESSES_VARIABLE = "FACTORCELL_PROCESSES"
 GIB = 1 << 30
 CONTROL_GROUPS = Path("/sys/fs/cgroup")  # a folder for each control group of the system, version 2
 CONTROL_GROUP_OF_PROCESS = Path("/proc/self/cgroup")
@@ -54,6 +56,15 @@ def format_bytes(count: int) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / (1 << 20):,.0f} MiB"
 
 
+def process_count() -> int:
+    """Return the number of processes that may work on a task: `PROCESSES_VARIABLE`, at most the number of cores."""
+    text = os.environ.get(PROCESSES_VARIABLE, "1")
+    if not text.isdecimal() or not int(text):
+        raise UserError(f"{PROCESSES_VARIABLE}: expected a number of processes, got {text!r:.60}")
+    return min(int(text), usable_cores())
+
+
 def usable_cores() -> int:
-    """Return the number of cores that the system allows this process to run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that the system allows this process to run on; torchrun's processes share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -80,7 +80,7 @@ def read_model(folder: Path, has_words: bool = False) -> Row:
         "trained": [facts.get(name) for name in ("development_key", "texts", "source", "finetuned")],
         "gains": facts.get("context") or {},
         "words": list(_typical_words(run)) if has_words else [],
-        "cautions": [finding.text for finding in run_findings(run, columns)],
+        "cautions": [*filter(None, [facts.get("repeated_texts")]), *(f.text for f in run_findings(run, columns))],
     }
     return {**model, **training}
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import shutil
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +24,8 @@ from factorcell.data.tables.tables import table_name
 from factorcell.data.tokenizers.kinds import load_tokenizer, tokenizer_files
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError, check_choice
-from factorcell.io import files, input_files, lock
+from factorcell.io import files, input_files, lock, remote
+from factorcell.io.arrays import blocks
 from factorcell.io.findings import Finding, report
 from factorcell.io.lazy import LazyMethod
 from factorcell.io.progress import progress_bar
@@ -119,7 +122,7 @@ class Run(TextModel):
         """Open a run folder.
 
         Args:
-            folder: The folder.
+            folder: The folder: a path, or an address of fsspec such as "s3://bucket/runs/reviews", which is copied.
             trained: Whether to load the best weights; otherwise the model stays untrained, for resuming a training.
             mixture: Whether to predict with the n-gram mixture, if the run has one, instead of the neural model.
             device: "cpu", "cuda", or "auto", by the rule of `factorcell.nn.devices`.
@@ -128,6 +131,10 @@ class Run(TextModel):
         Raises:
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
+        if remote.SEPARATOR in str(folder):
+            options: dict[str, Any] = {"mixture": mixture, "device": device, "precision": precision}
+            with remote.copied_folder(str(folder), leave_out=(CHECKPOINT,)) as copy:
+                return delete_with(cls.open(copy, trained=trained, **options), copy.parent)
         folder = Path(folder)
         if trained:
             check_weights(folder)
@@ -208,8 +215,10 @@ class Run(TextModel):
 
     def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
         """Write the smallest `MAX_TEXT_HASHES` hashes of training texts to the folder."""
-        smallest = np.unique(hashes)[:MAX_TEXT_HASHES].view(np.int64)
-        files.save_tensors(self.folder / TEXT_HASHES, {"hashes": torch.from_numpy(smallest)}, {})
+        smallest = np.zeros(0, np.uint64)
+        for block in blocks(len(hashes)):
+            smallest = np.union1d(smallest, hashes[block])[:MAX_TEXT_HASHES]
+        files.save_tensors(self.folder / TEXT_HASHES, {"hashes": torch.from_numpy(smallest.view(np.int64))}, {})
 
     def text_hashes(self) -> NDArray[np.uint64] | None:
         """Read the hashes of training texts from the folder; None without such a file."""
@@ -313,8 +322,17 @@ class Run(TextModel):
 
     # Public functions, with this run as their first argument.
     predict, evaluate, explain, generate = map(LazyMethod, ("classify", "evaluate", "explain", "generate"))
+    score_arrow, predict_arrow, embed_arrow, generate_arrow = (
+        LazyMethod(f"{verb}_arrow", "factorcell.evaluation") for verb in ("score", "predict", "embed", "generate")
+    )
     export = LazyMethod("export", "factorcell.runs.exporting")
     report_findings = LazyMethod("report_run", "factorcell.evaluation.diagnostics")
+
+
+def delete_with(run: Run, folder: Path) -> Run:
+    """Delete a temporary folder when the run is no longer used; return the run."""
+    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+    return run
 
 
 def _load_integers(path: Path, name: str) -> Tensor:

@@ -21,6 +21,7 @@ from factorcell.data.columns.schema import MISSING, ContextSchema, Variable
 from factorcell.data.columns.values import TIME_KINDS
 from factorcell.data.corpus import Corpus
 from factorcell.io import files
+from factorcell.io.arrays import mapped
 from factorcell.io.findings import Fact
 from factorcell.io.output import escape_hidden, format_number
 from factorcell.io.pretrained import HUB_NAME
@@ -99,15 +100,15 @@ def column_facts(corpus: Corpus, user: str) -> Iterator[Fact]:
         missing, examples = 0, list[str]()
         if variable.kind == "category":
             ids = corpus.categories[:, schema.categories.index(variable)]
-            missing = int((ids == MISSING).sum())
+            missing = int(mapped(lambda ids: ids == MISSING, ids).sum())
             examples = [] if variable.source_column == user else [*variable.values[1:4]]
         elif variable in schema.numbers:
             numbers = corpus.numbers[:, schema.numbers.index(variable)]
-            missing = int(np.isnan(numbers).sum())
-            distinct = dict.fromkeys(numbers[~np.isnan(numbers)][:1000].tolist())
+            missing = int(mapped(np.isnan, numbers).sum())
+            distinct = dict.fromkeys(mapped(lambda block: block[~np.isnan(block)], numbers)[:1000].tolist())
             examples = [format_cell(variable.kind, number) for number in distinct]
         elif variable.kind == "vector":
-            missing = int(np.isnan(corpus.vectors[schema.vectors.index(variable)][:, 0]).sum())
+            missing = int(mapped(np.isnan, corpus.vectors[schema.vectors.index(variable)][:, 0]).sum())
         elif variable.kind == "text":
             examples = [*variable.values[:3]]
         shown = list(dict.fromkeys(examples))[:3]

@@ -14,5 +14,6 @@ if TYPE_CHECKING:
     from factorcell.training.mixture import mix as mix
     from factorcell.training.mixture import open_scorer as open_scorer
     from factorcell.training.trainer import train as train
+    from factorcell.training.tuning import tune as tune
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

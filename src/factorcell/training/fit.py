@@ -1,12 +1,13 @@
 """A training or fine-tuning from a table to a run folder: read the table, train, and complete the folder."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Unpack
+from typing import Any, ParamSpec, Unpack
 
 import torch
 
@@ -31,13 +32,15 @@ from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.data.text_folds import is_valid_text
 from factorcell.errors import UserError, check_choice
-from factorcell.evaluation.diagnostics import report_run, training_table_findings
+from factorcell.evaluation.diagnostics import repeated_texts, report_run, training_table_findings
 from factorcell.evaluation.linear_classifier import possible_targets, save_classifiers
 from factorcell.evaluation.perplexity import measure_context_effect
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
+from factorcell.io.torchrun import process_count
 from factorcell.nn.devices import AUTO
+from factorcell.nn.kernels import library
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options import limits
 from factorcell.options.limits import PRESETS, SMALL_DATA_DEFAULTS, check_unknown
@@ -62,12 +65,30 @@ from factorcell.training.rules import (
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import train
 
+Parameters = ParamSpec("Parameters")
+
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
+MAX_HELD_OUT = 50_000  # texts that are held out of a table with more than a million texts
 MIN_USERS = 20  # with fewer users, single texts are held out instead of all texts of some users
 # Parameters of `fit` and `compare`, which the error about an unknown option may suggest.
 PARAMETERS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
 
 
+def shared_by_processes(train: Callable[Parameters, Run]) -> Callable[Parameters, Run]:
+    """Let the first process of torchrun call a function, whose training all share; the others then open the run."""
+
+    @wraps(train)
+    def train_together(*args: Parameters.args, **options: Parameters.kwargs) -> Run:
+        if process_count() == 1:
+            return train(*args, **options)
+        from factorcell.training.processes import together
+
+        return together(lambda: train(*args, **options), lambda: Run.open(str(options["out"])))
+
+    return train_together
+
+
+@shared_by_processes
 def fit(
     source: Any,
     *,
@@ -153,6 +174,7 @@ def train_run(
     return run
 
 
+@shared_by_processes
 def finetune(
     run: Run | str | Path,
     source: Any,
@@ -199,7 +221,7 @@ def finetune(
         training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
-            corpus, dev_corpus = corpus.split(HELD_OUT_SHARE, training.seed)
+            corpus, dev_corpus = corpus.split(held_out_share(corpus), training.seed)
         else:
             dev_corpus = base_run.prepare(dev, unknown=unknown)
         if "batch_tokens" not in options:
@@ -308,17 +330,25 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
+def held_out_share(corpus: Corpus) -> float:
+    """Return the share of the texts that are held out: `HELD_OUT_SHARE`, but at most `MAX_HELD_OUT` texts."""
+    return min(HELD_OUT_SHARE, MAX_HELD_OUT / len(corpus))
+
+
 def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
     """Split off development texts: all texts of some users if the model will complete texts of new users, or any."""
-    seed = config.training.seed
+    seed, share = config.training.seed, held_out_share(corpus)
     if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
-        return corpus.split_users(HELD_OUT_SHARE, seed, config.data.user)
-    return corpus.split(HELD_OUT_SHARE, seed)
+        return corpus.split_users(share, seed, config.data.user)
+    return corpus.split(share, seed)
 
 
 def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
-    """Return the texts `held_out` of `table` by user in order of time; empty if the run completes no texts of users."""
-    if not (distinguishes_users(run) and run.tokenizer.restores_texts):
+    """Return the texts `held_out` of `table` by user in order of time; empty if the run completes no texts of users.
+
+    It completes none without the compiled code, which learns the users.
+    """
+    if not (distinguishes_users(run) and run.tokenizer.restores_texts and library.library()):
         return []
     data, user_column = run.config.data, user_variable(run).source_column
     columns, time_column = run.schema.columns(without=user_column), data.time or None
@@ -362,10 +392,13 @@ def write_training_facts(
     row |= {name: value for name, value in facts.items() if value}
     if bias := sparse_bias_of(run):
         row["sparse_bias"] = bias.count_nonzero()
+    if not run.config.data.user:  # the hashes would show whether a person wrote a text
+        hashes = text_hashes(corpus)
+        run.save_text_hashes(hashes)
+        if repeated := repeated_texts(dev, hashes, "development texts"):
+            row["repeated_texts"] = repeated.text
     files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
-    if not run.config.data.user:  # the hashes would show whether a person wrote a text
-        run.save_text_hashes(text_hashes(corpus))
     _save_results(run, dev, row["context"] or {})
     summary.write_card(run)
     log_facts(*summary.result_facts(run))
@@ -393,9 +426,9 @@ def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
     run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
 
 
-def check_equal_options(folder: Path, saved: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def check_equal_options(where: Path | str, saved: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise a `UserError` if `options` with which work resumes differ from the `saved` ones."""
     for name in {**saved, **options}:
         expected, value = saved.get(name), options.get(name)
         if value != expected and name.rpartition(".")[2] not in ("threads", "device"):
-            raise UserError(f"{folder}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")
+            raise UserError(f"{where}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")

@@ -29,6 +29,7 @@ from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.classification import category_variable
 from factorcell.io import files
+from factorcell.io.arrays import permutation
 from factorcell.io.input_files import CONFIG
 from factorcell.ngram.mixture import (
     CACHE,
@@ -134,7 +135,7 @@ def limit_targets(corpus: Corpus, count: int) -> Corpus:
     if corpus.target_count <= count:
         return corpus
     texts = max(1, len(corpus) * count // corpus.target_count)
-    return corpus.select(np.sort(np.random.default_rng(0).permutation(len(corpus))[:texts]))
+    return corpus.select(np.sort(permutation(np.random.default_rng(0), len(corpus))[:texts]))
 
 
 def _best_value_counts(run: Run, ngram: NGram, corpus: Corpus, dev: Corpus) -> tuple[Variable | None, list[ValueOrder]]:

@@ -4,61 +4,56 @@ The random numbers of a step depend only on the seed and the step, and the batch
 epoch. Therefore a checkpoint needs no random state, and a resumed training has bitwise the same result on one thread.
 """
 
-import itertools
 import math
-from collections import defaultdict
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
 from time import perf_counter, thread_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from factorcell.adapters.adapters import Adapter
-from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
+from factorcell.data.corpus import Batch, Corpus, RowBatches, is_known_target, target_frequencies
 from factorcell.data.counts import SharedTargets
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
 from factorcell.io import files, memory
+from factorcell.io.arrays import list_blocks
 from factorcell.io.interrupts import Stop, Stopped
 from factorcell.io.progress import progress_bar
+from factorcell.io.torchrun import process_count
 from factorcell.nn import sizes
-from factorcell.nn.devices import find_device, find_precision
-from factorcell.nn.kernels import library
 from factorcell.nn.language_model import LanguageModel
-from factorcell.nn.output import Proposal, RowValues, SampledRows
 from factorcell.runs.run import CHECKPOINT, Run
-from factorcell.training import proximal
+from factorcell.training.optimization import Optimization, Step
 from factorcell.training.proximal import StartingPoint
-from factorcell.training.row_adam import RowAdam
 from factorcell.training.schedule import Progress, TimeLimit, learning_rate, warmup_share
+
+if TYPE_CHECKING:
+    from factorcell.training.processes import Group
 
 FORMAT = 1  # version of checkpoints
 LOG_EVERY, SAVE_EVERY = 50, 500  # steps between rows of losses in the log, and between checkpoints
-TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
-MAX_GRADIENT_NORM = 1.0  # larger gradients are scaled down to this norm
 
 Row = dict[str, Any]
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
     """Let a hashed softmax bias record which training targets occur with which context values."""
-    for start in range(0, len(corpus), TEXTS_PER_PART):
-        end = min(start + TEXTS_PER_PART, len(corpus))
-        tokens = np.asarray(corpus.tokens[corpus.offsets[start] : corpus.offsets[end]], dtype=np.int64)
-        token_counts = corpus.lengths[start:end] + 1  # per text, with its start token
-        categories = np.repeat(corpus.categories[start:end].astype(np.int64), token_counts, axis=0)
+    for texts in list_blocks(corpus.offsets):
+        offsets = corpus.offsets[texts.start : texts.stop + 1]
+        tokens = np.asarray(corpus.tokens[offsets[0] : offsets[-1]], dtype=np.int64)
+        categories = np.repeat(corpus.categories[texts].astype(np.int64), np.diff(offsets), axis=0)
         is_target = tokens != corpus.tokenizer.specials.start
         model.head.observe(tokens[is_target], categories[is_target])
 
 
-def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
+def development_figures(run: Run, dev: Corpus, group: "Group | None" = None) -> tuple[Row, Figures]:
     """Return perplexities and bits per byte of the development texts, and the contribution of each text to them."""
-    nats, is_known = run.nats(dev).astype(np.float64), is_known_target(dev)
+    nats = (group.nats(run, dev) if group else run.nats(dev)).astype(np.float64)
+    is_known = is_known_target(dev)
     figures = text_figures.figures_from_nats(nats, dev)
     with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
         row = {
@@ -71,74 +66,28 @@ def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
     return row, figures
 
 
-class Trainer:
-    """The training of a run: its data, its optimizers and its progress, with the methods that take steps."""
+class Trainer(Optimization):
+    """The training of a run: its data and its progress, with the methods that take steps and evaluate the model."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus, limit: TimeLimit | None = None) -> None:
-        token_count = int(corpus.read_lengths.sum()) + len(corpus)
+        token_count, training = int(corpus.read_lengths.sum()) + len(corpus), run.config.training
         required_bytes = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, token_count, len(corpus))
-        tokens_per_batch = min(token_count, run.config.training.batch_tokens)
+        tokens_per_batch = min(token_count, training.batch_tokens)
         memory.check(required_bytes, f"training with batches of {tokens_per_batch:,} tokens")
-        library.retain_freed_memory()
-        self.device = find_device(run.config.training.device, run.config.backbone)
-        self.precision = find_precision(run.config.training.precision, self.device, run.config.backbone)
-        run.model.to(self.device)
-        self.run, self.config, self.checkpoint = run, run.config.training, run.folder / CHECKPOINT
-        self.corpus, self.dev = corpus, dev
+        self.corpus, self.dev, self.checkpoint = corpus, dev, run.folder / CHECKPOINT
         self.stop = Stop()
         # With the shorter warm-up, some trainings of a pretrained base diverge (docs/results/transformers.md).
         self.warmup = warmup_share(run.config)
-        self.parameters = run.model.own_parameters()
-        self.starting_point = StartingPoint.read(run.folder)
+        self.steps_per_pass = len(corpus.batches(training.batch_tokens, training.seed, 0))
+        steps = training.steps or max(1, round(training.epochs * self.steps_per_pass))
+        starting_point = StartingPoint.read(run.folder)
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
-        token_counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
-        self.proposal: Proposal | None = None
-        if self.config.samples:
-            self.proposal = Proposal(torch.from_numpy(token_counts), self.config.samples, self.device)
-        self.steps_per_pass = len(self._batch_rows(0))
-        steps = self.config.steps or max(1, round(self.config.epochs * self.steps_per_pass))
+        token_counts = target_frequencies(corpus, min_count=1 if starting_point else 0)
+        super().__init__(run, token_counts, starting_point, steps)
         max_seconds = math.inf if limit is None else limit.remaining_seconds(perf_counter())
         self.progress = Progress(steps, max_seconds, 0.0 if limit is None else limit.reserve)
-        self.shared_targets = SharedTargets.of(self.corpus, self.config.min_users) if self.config.min_users else None
-        if self.starting_point:
-            self.starting_point.apply_to(run.model)
-        else:
-            with torch.no_grad():  # Adam would need thousands of steps to reach the unigram frequencies
-                smoothed_counts = token_counts + 1
-                run.model.head.initialize(torch.from_numpy(np.log(smoothed_counts / smoothed_counts.sum())))
-        self.penalties = proximal.penalties(run, self.starting_point)
-        token_tables = list(itertools.chain.from_iterable(run.model.head.row_tables()))
-        # `RowAdam` can neither freeze a table, as a fine-tuning of other parts requires, nor apply penalties.
-        is_row_adam_possible = all(table.requires_grad and table not in self.penalties for table in token_tables)
-        row_tables = run.model.head.row_tables() if self.proposal and is_row_adam_possible else []
-        self.row_optimizers = [RowAdam(tables, steps, self.config.weight_decay) for tables in row_tables]
-        parameter_groups = self._parameter_groups(token_tables)
-        self.optimizer = torch.optim.AdamW(parameter_groups, lr=self.config.learning_rate, fused=True)
-        observe(run.model, self.corpus)
-
-    def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
-        """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and tables.
-
-        The learning rate of a group is that of the step times its `factor`; adapters of high rank have groups of their
-        own. Most steps read few rows of the tables. `RowAdam` optimizes token tables, if there is one.
-        """
-        model, decay = self.run.model, self.config.weight_decay
-        value_tables = list(model.encoder.tables) if model.encoder else []
-        tables = dict.fromkeys([*token_tables, *value_tables])
-        others = [parameter for parameter in self.parameters.values() if parameter not in tables]
-        adapters = [module for module in model.modules() if isinstance(module, Adapter)]
-        factors = {parameter: adapter.rate_factor for adapter in adapters for parameter in adapter.parameters()}
-        matrices = defaultdict[float, list[nn.Parameter]](list)  # by factor
-        for parameter in others:
-            if parameter.dim() > 1:
-                matrices[factors.get(parameter, 1.0)].append(parameter)
-        vectors = [parameter for parameter in others if parameter.dim() <= 1]
-        dense_tables = value_tables if self.row_optimizers else list(tables)
-        return [
-            *({"params": group, "weight_decay": decay, "factor": factor} for factor, group in matrices.items()),
-            {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
-            {"params": dense_tables, "weight_decay": decay, "factor": self.config.token_rate},
-        ]
+        self.shared_targets = SharedTargets.of(corpus, training.min_users) if training.min_users else None
+        observe(run.model, corpus)
 
     def start_clocks(self) -> None:
         """Start the progress bar, and the clocks up to which `progress.seconds` counts."""
@@ -208,7 +157,7 @@ class Trainer:
         self.bar.set_postfix_str(f"{best}loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
         return self.log({"split": "train", "loss": loss, "tokens_per_second": speed})
 
-    def _batch_rows(self, epoch: int) -> list[NDArray[np.int64]]:
+    def _batch_rows(self, epoch: int) -> RowBatches:
         """Return the rows of the texts of each batch of an epoch, in the order of the batches."""
         return self.corpus.batches(self.config.batch_tokens, self.config.seed, epoch)
 
@@ -226,70 +175,29 @@ class Trainer:
 
     def step(self, batch: Batch) -> None:
         """Take one step of Adam on `batch`."""
-        position, steps = self.progress.share * self.progress.steps, self.progress.steps
-        rate = learning_rate(position, steps, self.config.learning_rate, self.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["factor"] * rate
-        target_count = self.target_count(batch)
-        batch = batch.to(self.device)
-        nats, sampled_rows, row_values = self.nats(batch)
-        loss = nats.sum() / target_count
-        self.run.model.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        row_gradients = [
-            [torch.zeros_like(values) if values.grad is None else values.grad for values in group_values]
-            for group_values in row_values
-        ]
-        gradients = [*self._gradients(), *itertools.chain.from_iterable(row_gradients)]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if bool(norm > MAX_GRADIENT_NORM):
-            torch._foreach_mul_(gradients, float(MAX_GRADIENT_NORM / norm))
-        if not bool(torch.isfinite(loss.detach() + norm)):
+        step = self.plan_step(batch)
+        loss, nats = self.group.take_step(self, step) if self.group else self.take_step(step)
+        if math.isnan(loss):
             if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
                 self.save()
             raise self._not_finite_error(batch, nats)
         self.progress.step += 1
-        self.optimizer.step()
-        rows_per_optimizer = sampled_rows.rows if sampled_rows else ()
-        for row_optimizer, rows, values in zip(self.row_optimizers, rows_per_optimizer, row_gradients, strict=True):
-            row_optimizer.step(self.config.token_rate * rate, rows, values)
-        proximal.take_proximal_steps(self.optimizer, self.penalties)
-        self.progress.tokens += target_count
-        self.progress.nats += float(loss.detach()) * target_count
+        self.progress.tokens += step.target_count
+        self.progress.nats += loss * step.target_count
 
-    def target_count(self, batch: Batch) -> int:
-        """Return the number of learned targets of `batch`, or 1 if it has none, so that it can divide the loss."""
-        return max(1, int((self.shared_targets.mask(batch) if self.shared_targets else batch.lengths).sum()))
-
-    def nats(self, batch: Batch) -> tuple[Tensor, SampledRows | None, RowValues]:
-        """Return the nats (B, T) of the learned targets, and with `RowAdam` the rows of tables and their values."""
-        step, seed, model = self.progress.step, self.config.seed, self.run.model
-        dropout = model.config.dropout_context
+    def plan_step(self, batch: Batch) -> Step:
+        """Return the next step, on `batch`: its learning rate, its contexts after dropout, and its learned targets."""
+        number, steps, dropout = self.progress.step, self.progress.steps, self.run.config.model.dropout_context
+        rate = learning_rate(self.progress.share * steps, steps, self.config.learning_rate, self.warmup)
         if dropout:
-            batch = replace(batch, context=batch.context.drop_categories(dropout, (seed, step)))
-        model.train()
-        forked_devices = [] if self.device.type == "cpu" else [self.device]  # in addition to the CPU
-        with torch.random.fork_rng(forked_devices), library.precision(self.precision, self.device):
-            torch.manual_seed(seed * 1_000_003 + step)
-            samples = self.proposal.draw() if self.proposal else None
-            sampled_rows, row_values = None, []
-            if samples and self.row_optimizers:
-                sampled_rows = model.sampled_rows(batch, samples)
-                for row_optimizer, rows in zip(self.row_optimizers, sampled_rows.rows, strict=True):
-                    row_optimizer.catch_up(rows)
-                    row_values.append(row_optimizer.read(rows))
-            nats: Tensor = model.sampled_nats(batch, samples, sampled_rows, row_values) if samples else model(batch)
-        model.eval()
-        if self.shared_targets:
-            nats = nats * self.shared_targets.mask(batch)
-        return nats, sampled_rows, row_values
-
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+            batch = replace(batch, context=batch.context.drop_categories(dropout, (self.config.seed, number)))
+        is_learned = self.shared_targets.mask(batch) if self.shared_targets else batch.mask()
+        return Step(number, rate, batch, is_learned, max(1, int(is_learned.sum())))
 
     def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
         """Return the error about a loss that is not finite, with the rows of such nats, or gradients, or all."""
-        rows = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
+        # With several processes, `nats` are those of other texts.
+        rows = [] if self.group else batch.rows[~torch.isfinite(nats.cpu()).all(dim=1)].tolist()
         rows = rows or [row for row in batch.rows.tolist() if not self._has_finite_gradient(row)]
         numbers = sorted(row + 1 for row in rows or batch.rows.tolist())
         noun = "row" if len(numbers) == 1 else "rows"
@@ -302,7 +210,7 @@ class Trainer:
     def _has_finite_gradient(self, row: int) -> bool:
         self.run.model.zero_grad(set_to_none=True)
         self.run.model(self.run.batch(self.corpus, np.array([row]))).sum().backward()
-        return bool(torch.isfinite(torch.nn.utils.get_total_norm(self._gradients())))
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(self.gradients())))
 
     def evaluate(self) -> Row:
         """Evaluate the model on the development texts, and save the weights if they are the best so far.
@@ -312,7 +220,7 @@ class Trainer:
         """
         self.catch_up()
         with self.stop.interruptible():
-            row, figures = development_figures(self.run, self.dev)
+            row, figures = development_figures(self.run, self.dev, self.group)
         # Until a perplexity is finite, each evaluation counts as the best.
         is_best = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if is_best:
@@ -333,60 +241,26 @@ class Trainer:
         return row
 
     def catch_up(self) -> None:
-        """Update all rows of the tables that `RowAdam` optimizes to the current step."""
-        for row_optimizer in self.row_optimizers:
-            row_optimizer.catch_up()
+        """Update all rows of the tables that `RowAdam` optimizes to the current step, in every process."""
+        if self.group and self.row_optimizers:
+            self.group.catch_up()
+        super().catch_up()
 
     def save(self) -> None:
         """Write a checkpoint with the weights, the moments of Adam and the progress."""
-        tensors: dict[str, Tensor] = {}
-        states = {**self.optimizer.state, **self._row_states()}
-        for name, parameter in self.parameters.items():
-            tensors |= {f"{name}:{key}": value for key, value in states.get(parameter, {}).items()}
-            tensors[f"{name}:value"] = parameter
-        for number, optimizer in enumerate(self.row_optimizers):
-            rates = torch.tensor(optimizer.rates, dtype=torch.float64)
-            tensors |= {f"{number}:done": optimizer.last_steps, f"{number}:rates": rates}
-        files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **asdict(self.progress)})
-
-    def _row_states(self) -> dict[Tensor, dict[str, Tensor]]:
-        """Return the moments of the tables that `RowAdam` optimizes."""
-        return {table: state for optimizer in self.row_optimizers for table, state in optimizer.state.items()}
+        files.save_tensors(self.checkpoint, self.tensors(), {"format": FORMAT, **asdict(self.progress)})
 
     def load(self) -> None:
         """Load the checkpoint, if it exists, and remove the rows of the log that were written after it."""
         if self.checkpoint.exists():
             tensors, facts = files.load_tensors(self.checkpoint)
             check_format(facts.pop("format", None), FORMAT, self.checkpoint)
-            self._restore(tensors)
+            shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
+            if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
+                raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
+            self.restore(tensors)
             self.progress = Progress(**facts)
         files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
-
-    @torch.no_grad()
-    def _restore(self, tensors: dict[str, Tensor]) -> None:
-        shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
-        if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
-            raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
-        row_states = self._row_states()
-        for name, parameter in self.parameters.items():
-            parameter.copy_(tensors[f"{name}:value"])
-            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in tensors]
-            moments = {key: _with_layout_of(parameter, tensors[f"{name}:{key}"]) for key in keys}
-            if parameter in row_states:
-                row_states[parameter] |= moments
-            elif moments:
-                self.optimizer.state[parameter] = moments
-        for number, row_optimizer in enumerate(self.row_optimizers):
-            row_optimizer.last_steps.copy_(tensors[f"{number}:done"])
-            for rate in tensors[f"{number}:rates"].tolist():
-                row_optimizer.add_rate(rate)
-
-
-def _with_layout_of(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """Return `tensor` on the device of `parameter`, and in its memory layout, which fused Adam assumes."""
-    if tensor.shape != parameter.shape:
-        return tensor.to(parameter.device)
-    return torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
 
 
 def train(
@@ -419,6 +293,10 @@ def train(
         trainer.load()
     elif limit is not None:
         trainer.save()  # the checkpoint has the time limit
+    if process_count() > 1:
+        from factorcell.training.processes import leading_group
+
+        leading_group().start(trainer)
     return _train(trainer)
 
 

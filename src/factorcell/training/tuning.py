@@ -1,9 +1,8 @@
 """Hyperparameter search with Optuna: trials that train with sampled options, in a study that can be resumed.
 
-The folder of a search has a run folder per trial, the journal of the study and its best options.
+The folder of a search has a run folder per trial, the best options, and the study unless it is in PostgreSQL.
 """
 
-import json
 import logging
 import math
 import reprlib
@@ -14,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 from factorcell.config import Config, HuggingFaceOptions, option_sections, option_types, section_types, selected_kinds
 from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError, check_choice
-from factorcell.io import files, input_files, lock
-from factorcell.io.extras import import_extra
+from factorcell.io import files
 from factorcell.io.findings import LOG
 from factorcell.options import limits
-from factorcell.training.fit import check_equal_options, read_corpora, train_run
+from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.rules import Budget, SpecifiedOptions, add_options
+from factorcell.training.studies import import_optuna, open_study
 
 if TYPE_CHECKING:
     import optuna
 
-STUDY, JOURNAL = "factorcell", "study.journal"
+CONFIG = "config"  # attribute of a trial: all options of its run
 Values = Sequence[Any] | Mapping[str, Any]  # choices, or a range with the keys `low`, `high` and optionally `log`
 Space = Mapping[str, Values]  # by the name of an option
 
@@ -69,9 +68,10 @@ def tune(
     *,
     trials: int = 50,
     space: Space | None = None,
+    storage: str | None = None,
     **budget: Unpack[Budget],
 ) -> list[files.Row]:
-    """Train runs with sampled options until the study in `folder` has `trials` of them; continue an existing study.
+    """Train runs with sampled options until the study has `trials` of them; continue an existing study.
 
     The sampler is Optuna's TPE (tree-structured Parzen estimator), which minimizes the development perplexity.
 
@@ -79,9 +79,11 @@ def tune(
         source: The training table.
         dev: The development table; if None, 5 % of the training rows are held out.
         config: The options that all trials share: a `Config`, or a mapping of some options by section.
-        folder: The folder of the study.
+        folder: The folder for the run folders.
         trials: The number of trials in the whole study.
         space: The options to sample, each with a list of choices or a range; by default `default_space`.
+        storage: The URL of a PostgreSQL database, in which processes share the study with the name of `folder`; by
+            default the study is in `folder`.
         **budget: The `minutes` or the `preset` of each trial, as in `fit`.
 
     Returns:
@@ -101,28 +103,35 @@ def tune(
     for section, values in options.items():
         description |= {f"{section}.{name}": value for name, value in values.items()}
     description |= {f"range of {name}": values for name, values in space.items()}
-    with lock.training_lock(folder):
-        study = _open_study(folder, description)
-        while (trial := _next_trial(study, trials, distributions, defaults.training.seed)) is not None:
+    with open_study(folder, storage) as study:
+        study.check_description(description)
+        while (trial := study.next_trial(trials, distributions, defaults.training.seed)) is not None:
             LOG.addFilter(_is_warning)  # each trial would log the same facts about the table
             try:
                 trial_options = _with_sampled(options, trial.params)
                 run = train_run(source, dev, trial_options, folder / _trial_name(trial), resume=True, **budget)
             except UserError as error:
                 trial.set_user_attr("error", str(error))
-                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                study.optuna.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
             else:
-                study.tell(trial, (run.best_evaluation() or {})["perplexity"])
+                trial.set_user_attr(CONFIG, run.config.to_dict())
+                study.optuna.tell(trial, (run.best_evaluation() or {})["perplexity"], skip_if_finished=True)
             finally:
                 LOG.removeFilter(_is_warning)
-            rows = trial_rows(study)
+            with study.locked():
+                rows = _write_results(study.optuna, folder)
             row = next(row for row in rows if row["trial"] == _trial_name(trial))
             LOG.info("%s: %s", row["trial"], row.get("error") or f"perplexity {row['perplexity']:.2f}")
-            files.write_rows(folder / "trials.jsonl", rows)
-            if rows[0]["perplexity"] is not None:
-                best = Config.of(config=folder / rows[0]["trial"] / "config.json")
-                files.write(folder / "best.toml", best.to_toml())
-        return trial_rows(study)
+        return trial_rows(study.optuna)
+
+
+def _write_results(study: "optuna.Study", folder: Path) -> list[files.Row]:
+    """Write the rows of all trials and the best options; return the rows."""
+    rows = trial_rows(study)
+    files.write_rows(folder / "trials.jsonl", rows)
+    if rows[0]["perplexity"] is not None:
+        files.write(folder / "best.toml", Config.from_dict(study.best_trial.user_attrs[CONFIG]).to_toml())
+    return rows
 
 
 def _is_warning(record: logging.LogRecord) -> bool:
@@ -131,13 +140,6 @@ def _is_warning(record: logging.LogRecord) -> bool:
 
 def _trial_name(trial: "optuna.Trial | optuna.trial.FrozenTrial") -> str:
     return f"trial-{trial.number:04}"
-
-
-def import_optuna() -> Any:
-    """Return the module `optuna`; raise a `UserError` if it is not installed."""
-    optuna = import_extra("optuna", "a search for options", "tune")
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
 
 
 def _distribution(name: str, values: Values, options: SpecifiedOptions) -> Any:
@@ -180,37 +182,6 @@ def _option_types(options: SpecifiedOptions) -> dict[str, Any]:
     return {name: option_type for section in sections for name, option_type in option_types(section).items()}
 
 
-def _open_study(folder: Path, description: files.Row) -> "optuna.Study":
-    """Open or create the study in a folder; raise a `UserError` if an existing study has another description."""
-    optuna, path = import_optuna(), folder / JOURNAL
-    if path.exists():
-        input_files.check(path)
-    try:
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-        study = optuna.create_study(storage=storage, study_name=STUDY, load_if_exists=True)
-    except (OSError, ValueError) as error:
-        reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{path}: the study cannot be opened ({reason})") from None
-    description = json.loads(json.dumps(description))  # with lists instead of tuples, as in the journal
-    check_equal_options(folder, study.user_attrs.get("description", description), description)
-    study.set_user_attr("description", description)
-    return study  # type: ignore[no-any-return]
-
-
-def _next_trial(study: "optuna.Study", trials: int, distributions: dict[str, Any], seed: int) -> "optuna.Trial | None":
-    """Return a trial that was interrupted, or else a new one; None if the study has all trials."""
-    optuna, existing = import_optuna(), study.get_trials(deepcopy=False)
-    for trial in existing:
-        if trial.state == optuna.trial.TrialState.RUNNING:
-            # `Trial` expects an id, which equals the number because the journal has only one study.
-            return optuna.Trial(study, trial.number)  # type: ignore[no-any-return]
-    if len(existing) >= trials:
-        return None
-    # A sampler per trial, so that a resumed search draws the same options as one that was not stopped.
-    study.sampler = optuna.samplers.TPESampler(seed=(seed * 1_000_003 + len(existing)) % (1 << 32))
-    return study.ask(distributions)
-
-
 def trial_rows(study: "optuna.Study") -> list[files.Row]:
     """Return a row per trial, those with the lowest perplexity first and those without one last."""
     rows = [
@@ -219,7 +190,7 @@ def trial_rows(study: "optuna.Study") -> list[files.Row]:
             "state": trial.state.name.lower(),
             "perplexity": trial.values[0] if trial.values else None,
             **trial.params,
-            **trial.user_attrs,
+            **{name: value for name, value in trial.user_attrs.items() if name != CONFIG},
         }
         for trial in study.get_trials(deepcopy=False)
     ]

@@ -1,6 +1,7 @@
 """Scopes and rates of keys; the file of keys contains no key."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,28 @@ def test_invalid_files_of_keys_are_refused(key_file: Path, content: str, message
         KeyRing(key_file)
 
 
+def test_comments_of_other_keys_remain(key_file: Path) -> None:
+    for name in ("a", "b", "c"):
+        keys.add_key(key_file, name, ["complete"])
+    head, *entries = key_file.read_text(encoding="utf-8").split("[[key]]")
+    commented = [f"# of {name}\n# one\n[[key]]{entry}" for name, entry in zip("abc", entries, strict=True)]
+    key_file.write_text("".join(["# our keys\n\n", head, *commented]), encoding="utf-8")
+    keys.remove_key(key_file, "b")
+    keys.add_key(key_file, "d", ["complete"])
+    assert [entry.name for entry in keys.read_keys(key_file)] == ["a", "c", "d"]
+    comments = [line for line in key_file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert comments == ["# our keys", "# of a", "# one", "# of c", "# one"]
+
+
+def test_a_file_with_another_form_is_not_changed(key_file: Path) -> None:
+    content = f'key = [{{name = "a", hash = "{"0" * 64}", scopes = ["learn"]}}]\n'
+    key_file.write_text(content, encoding="utf-8")
+    for change in (lambda: keys.remove_key(key_file, "a"), lambda: keys.add_key(key_file, "b", ["learn"])):
+        with pytest.raises(UserError, match="change the file by hand"):
+            change()
+    assert key_file.read_text(encoding="utf-8") == content
+
+
 def test_file_without_keys_refuses_every_request(key_file: Path) -> None:
     key = keys.add_key(key_file, "a", ["complete"])
     ring = KeyRing(key_file)
@@ -152,3 +175,23 @@ def test_reading_the_keys_again_does_not_grant_another_burst(key_file: Path) -> 
     assert ring.count_request(entry) == 0
     ring.refresh()
     assert ring.count_request(entry) > 0
+
+
+def test_each_replica_has_its_own_rates_and_metrics(
+    open_service: Callable[..., Service], key_file: Path, key_by_scope: dict[str, str]
+) -> None:
+    pages = {"Authorization": f"Bearer {keys.add_key(key_file, 'pages', ['complete'], rate=1)}"}
+    admin = {"Authorization": f"Bearer {key_by_scope['admin']}"}
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(
+                TestClient(application(Site(open_service(), Settings(deadline=5.0), KeyRing(key_file))))
+            )
+            for _ in range(2)
+        )
+        statuses = [first.post("/v1/complete", json={"query": "a"}, headers=pages).status_code for _ in range(4)]
+        assert 429 in statuses
+        assert second.post("/v1/complete", json={"query": "a"}, headers=pages).status_code == 200
+        line = 'factorcell_requests_total{operation="complete",status="200"} '
+        assert f"{line}{statuses.count(200)}.0" in first.get("/metrics", headers=admin).text
+        assert f"{line}1.0" in second.get("/metrics", headers=admin).text

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import httpx
@@ -18,10 +19,12 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from factorcell.errors import UserError
+from factorcell.io import files
 from factorcell.service.http import keys, problems, server
-from factorcell.service.http.application import application
+from factorcell.service.http.application import METRICS_DIRECTORY, application
 from factorcell.service.http.server import ServerOptions, is_loopback, serve
 from factorcell.service.stores.store import open_store
+from tests.findings import logged_progress, no_findings
 from tests.service import runs
 from tests.service.http.server_process import serving
 
@@ -86,6 +89,21 @@ def test_errors_do_not_contain_the_path_of_the_run(run: Path, tmp_path: Path, mo
     assert "the model" not in detail
     folder = site.service.model.run.folder
     assert problems.problem_from(UserError(f"{folder}: no. 1"), str(folder)).detail == "the model: no. 1"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_line_of_the_server_names_the_quality_of_the_run(
+    workers: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    perplexity = {"neural": 9.0, "ngram": 8.0}
+    files.write_json(folder / "training.json", {"texts": 9, "targets": 90, "ngram": {"perplexity": perplexity}})
+    monkeypatch.setattr(server, "uvicorn_server", lambda app: SimpleNamespace(run=lambda listeners: None))
+    monkeypatch.setattr(server, "supervise", lambda options, listener: None)
+    monkeypatch.setenv(METRICS_DIRECTORY, str(tmp_path))  # is restored after the test
+    with logged_progress() as lines, no_findings():
+        serve(ServerOptions(folder, f"sqlite:///{tmp_path / 'users.db'}", port=0, workers=workers))
+    assert lines[-1].startswith(f"serving {folder} (undertrained) at http://127.0.0.1:")
 
 
 def test_objects_of_the_start_are_excluded_from_garbage_collection(run: Path, tmp_path: Path) -> None:

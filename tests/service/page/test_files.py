@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from factorcell.completion.device import export_to_device
+from factorcell.errors import UserError
+from factorcell.service import demo_page
 from factorcell.service.engine import Service
 from factorcell.service.http import pages
-from factorcell.service.http.application import Site, application
+from factorcell.service.http.application import Settings, Site, application
 
-FOLDER = Path(pages.__file__).parent.parent / "page"
-PATHS = {path: name for path, name in pages.FILES.items() if not name.startswith("docs")}
+FOLDER = demo_page.FOLDER / "page"
+PATHS = {pages.PATHS.get(name, f"/{name}"): name for name in demo_page.PAGE_FILES}
+DOCS = {"/docs": "docs.html", "/docs.css": "docs.css"}
 NAMESPACES = {"http://www.w3.org/2000/svg"}  # an identifier that is never requested
 SINKS = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function")
 
@@ -41,17 +45,51 @@ def client(service: Service) -> TestClient:
 
 @pytest.fixture(scope="module")
 def tags() -> Tags:
-    return Tags((FOLDER / "index.html").read_text(encoding="utf-8"))
+    return Tags(demo_page.page_files()["index.html"].decode())
 
 
 def test_every_file_is_served_with_its_media_type(client: TestClient) -> None:
-    assert sorted(pages.FILES.values()) == sorted(path.name for path in FOLDER.iterdir())
+    assert {*PATHS.values(), *DOCS.values()} == {path.name for path in FOLDER.iterdir()}
     for path, name in PATHS.items():
         answer = client.get(path)
-        assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())
+        assert (answer.status_code, answer.content) == (200, demo_page.page_files()[name])
         assert answer.headers["content-type"].startswith(pages.MEDIA_TYPES[Path(name).suffix[1:]])
         assert answer.headers["content-security-policy"] == pages.PAGE_POLICY
         assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_exported_page_states_its_policy() -> None:
+    page = Tags(demo_page.page_files("./", has_service=False)["index.html"].decode())
+    policies = [values["content"] for _, values in page.elements if values.get("http-equiv")]
+    assert policies == [
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
+        "style-src 'self'; img-src 'self'"
+    ]
+    assert ("body", {"data-model": "./"}) in page.elements
+    assert {"docs"}.isdisjoint(values.get("href") for _, values in page.elements)
+
+
+def test_exported_model_is_served(service: Service, tmp_path: Path) -> None:
+    folder = tmp_path / "web"
+    export_to_device(service.model.run, folder)
+    site = Site(service, Settings(device=folder))
+    with pytest.raises(UserError, match="expected a folder of `factorcell export --to web`"):
+        application(site)
+    (folder / "runtime").mkdir()
+    (folder / "runtime" / "index.js").write_text("export {};")
+    (folder / "runtime" / "factorcell.wasm").write_bytes(b"")
+    client = TestClient(application(site), base_url="http://127.0.0.1")
+    media_types = {"model.json": "application/json", "weights.safetensors": "application/octet-stream"}
+    media_types |= {"runtime/index.js": "text/javascript", "runtime/factorcell.wasm": "application/wasm"}
+    for name, media_type in media_types.items():
+        answer = client.get(f"/device/{name}")
+        assert (answer.status_code, answer.content) == (200, (folder / name).read_bytes())
+        assert answer.headers["content-type"].startswith(media_type)
+        assert answer.headers["content-security-policy"].startswith(f"{demo_page.DEVICE_POLICY}; base-uri 'none'")
+    assert 'data-model="device/" data-service' in client.get("/").text
+    (folder / "rules.json").write_text("{}")
+    with pytest.raises(UserError, match="altered"):
+        application(site)
 
 
 def test_browser_caches_a_file_until_it_changes(client: TestClient) -> None:
@@ -65,7 +103,8 @@ def test_browser_caches_a_file_until_it_changes(client: TestClient) -> None:
 
 def test_other_sites_may_load_only_the_box(client: TestClient) -> None:
     name = "cross-origin-resource-policy"
-    assert [path for path in pages.FILES if client.get(path).headers[name] != "same-origin"] == [f"/{pages.BOX}"]
+    paths = [path for path in (*PATHS, *DOCS) if client.get(path).headers[name] != "same-origin"]
+    assert paths == [f"/{demo_page.BOX}"]
 
 
 def test_page_has_no_inline_code(tags: Tags) -> None:

@@ -46,6 +46,11 @@ class Program:
                     )
             time.sleep(0.02)
 
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -14,7 +14,8 @@ from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import HELP_FLAGS, Parser
 from factorcell.errors import UserError, nearest_hint
 from factorcell.io.interrupts import INTERRUPTED_EXIT_CODE
-from factorcell.io.memory import LIMIT_VARIABLE
+from factorcell.io.memory import LIMIT_VARIABLE, PROCESSES_VARIABLE, usable_cores
+from factorcell.io.torchrun import process_count
 
 PROG, ABOUT = "factorcell", "Language models that adapt to context."
 
@@ -86,7 +87,12 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         terminal.prepare_streams()
         try:
-            return _run_command_line(sys.argv[1:] if words is None else words)
+            words = sys.argv[1:] if words is None else words
+            if process_count() == 1:
+                return _run_command_line(words)
+            from factorcell.training.processes import together
+
+            return together(lambda: _run_command_line(words), lambda: 0)
         finally:
             sys.stdout.flush()  # an error of writing the buffered output is reported below
     except BrokenPipeError:  # the process that reads the results has ended
@@ -111,7 +117,9 @@ def _run_command_line(words: Sequence[str]) -> int:
     try:
         arguments = parser.parse(words[len(command.split()) :])
         with terminal.logging_to_standard_error(arguments.verbose):
-            options.set_threads(getattr(arguments, "threads", 0))
+            threads = getattr(arguments, "threads", 0)
+            options.set_threads(threads)
+            os.environ.setdefault(PROCESSES_VARIABLE, str(threads or usable_cores()))
             if getattr(arguments, "max_memory", None) is not None:
                 os.environ[LIMIT_VARIABLE] = str(arguments.max_memory)  # also for child processes
             find_function(command, "run")(arguments)

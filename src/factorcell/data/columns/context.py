@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from factorcell.io.arrays import GrowingArray, blocks, list_blocks, to_offsets
+
 
 class Ragged(NamedTuple):
     """Lists of different lengths, one per row.
@@ -33,12 +35,27 @@ class Ragged(NamedTuple):
         offsets = np.cumsum([0, *map(len, lists)], dtype=np.int64)
         return cls(np.fromiter(chain.from_iterable(lists), dtype, int(offsets[-1])), offsets)
 
+    @classmethod
+    def join(cls, parts: Iterable["Ragged"]) -> "Ragged":
+        """Return the lists of all parts, of which there must be at least one."""
+        values, sizes = GrowingArray(), GrowingArray()
+        for part in parts:
+            values.append(part.values)
+            sizes.append(np.diff(part.offsets))
+        return cls(values.array(), to_offsets(sizes.array()))
+
     def select(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
         """Return the lists of `rows`, in that order."""
-        lengths = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        shifts = self.offsets[rows] - offsets[:-1]  # from the index of an item in the result to its index here
-        indices = np.repeat(shifts, lengths) + np.arange(offsets[-1])
+        block_rows = next(list_blocks(self.offsets)).stop
+        return Ragged.join(self._select(rows[block]) for block in blocks(len(rows), block_rows))
+
+    def _select(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
+        """Return the lists of a block of rows."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        offsets = np.append(0, np.cumsum(lengths))
+        # From the index of an item in the result to its index in `values`
+        indices = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Ragged(self.values[indices], offsets)
 
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -39,10 +39,12 @@ from factorcell.data.columns.values import (
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer, WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
+from factorcell.io.arrays import GrowingArray, blocks, count_ids, mapped, take, to_offsets
 from factorcell.io.findings import Finding, report
 
 START = 0  # provisional id of the start token in prompts
 MAX_MIN_WORD_COUNT = 5  # words that occur as often in a column of kind text are always read
+BLOCK_PROMPTS = 1 << 14  # prompts that are converted to ids at once
 MAX_CONTEXT_WORDS = 10_000  # maximum number of words of a column of texts, the most frequent ones
 # The end of the message about a value that the parser of a kind cannot read.
 PROBLEMS = {
@@ -64,13 +66,13 @@ class ColumnReader:
         table: The table, for messages.
         unknown: The policy for category values that training never saw: "error", "group" (read as a rare value) or
             "expected" (read as a missing value); None in training.
-        chunk_arrays: The numbers, vectors or provisional ids of each chunk.
+        values: The numbers, vectors or provisional ids of all rows.
     """
 
     declared_variable: Variable
     table: Table
     unknown: str | None = None
-    chunk_arrays: list[NDArray[Any]] = field(default_factory=list, init=False)
+    values: GrowingArray = field(default_factory=GrowingArray, init=False)
 
     @property
     def column(self) -> str:
@@ -86,11 +88,7 @@ class ColumnReader:
 
     def encode(self, variable: Variable) -> Any:
         """Return the values of all rows; categories and words become indices of `variable.values`."""
-        return self.all_values()
-
-    def all_values(self) -> NDArray[Any]:
-        """Return the numbers, vectors or provisional ids of all chunks."""
-        return np.concatenate(self.chunk_arrays)
+        return self.values.array()
 
     def no_values_error(self) -> UserError:
         return UserError(f"{self.table.name}: {self.column} is empty in all rows; leave the column out")
@@ -105,9 +103,10 @@ def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
 
     One column may also have the shape (rows,).
     """
-    result: NDArray[np.float64] = values.std(0, dtype=np.float64)
+    mean = values.mean(0, dtype=np.float64)
+    result: NDArray[np.float64] = np.sqrt(mapped(lambda block: np.square(block - mean), values).mean(0))
     # Rounding errors can give equal values a small deviation.
-    return np.where(result > 1e-12 * np.abs(values).max(0), result, 1.0)
+    return np.where(result > 1e-12 * np.maximum(values.max(0), -values.min(0)), result, 1.0)
 
 
 @dataclass(eq=False)
@@ -125,7 +124,7 @@ class NumberReader(ColumnReader):
                 raise self.error(row, f"is {short_repr(value)}, {problem}{self._remedy(value, values)}")
         array = np.array([math.nan if number is None else number for number in numbers])
         if not (period := self.declared_variable.period):
-            self.chunk_arrays.append(array)
+            self.values.append(array)
             return
         is_outside = (array < -period / 2) | (array > period)
         if is_outside.any() and not self.has_reported:
@@ -133,7 +132,7 @@ class NumberReader(ColumnReader):
             value = f"{self.table.name} row {rows[first]}: {self.column} is {array[first]:.8g}"
             text = f"{value}, outside {-period / 2:g} to {period:g}; such numbers are read modulo {period:g}"
             report(Finding("outside range", text))
-        self.chunk_arrays.append(array % period)
+        self.values.append(array % period)
 
     def _remedy(self, value: Any, values: list[Any]) -> str:
         """Return in training how to declare a column of `values`, of which `value` cannot be read."""
@@ -154,8 +153,8 @@ class NumberReader(ColumnReader):
         A periodic number has no range, but the means and standard deviations of its waves (`wave_parameters`). Its
         values are points on the unit circle, and its mean is the angle of the mean of these points.
         """
-        numbers, period = self.all_values(), self.declared_variable.period
-        numbers = numbers[~np.isnan(numbers)]
+        period = self.declared_variable.period
+        numbers = mapped(lambda block: block[~np.isnan(block)], self.values.array())
         if not len(numbers):
             raise self.no_values_error()
         if not period:
@@ -167,16 +166,16 @@ class NumberReader(ColumnReader):
                 high=float(numbers.max()),
             )
         frequencies, phases = map(np.array, wave_parameters(period))
-        wave_values = np.sin(numbers[:, None] * frequencies + phases)
+        wave_values = mapped(lambda block: np.sin(block[:, None] * frequencies + phases), numbers)
         means = wave_values.mean(0)
         sine_mean, cosine_mean = means[:2]  # of the first two waves, whose period is `period`
         mean = math.atan2(sine_mean, cosine_mean) * period / (2 * math.pi) % period
         # The signed distance of each number from the mean on the circle, from -period / 2 to period / 2.
-        distances = (numbers - mean + period / 2) % period - period / 2
+        near_mean = mapped(lambda block: mean + ((block - mean + period / 2) % period - period / 2), numbers)
         return replace(
             self.declared_variable,
             mean=mean,
-            deviation=float(deviations(mean + distances)),
+            deviation=float(deviations(near_mean)),
             means=tuple(means.tolist()),
             deviations=tuple(deviations(wave_values).tolist()),
         )
@@ -209,7 +208,7 @@ class CategoryReader(ColumnReader):
             except TypeError:
                 hint = f" (use {self.column}:{kind})" if (kind := _kind_of_list(value)) else ""
                 raise self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}") from None
-        self.chunk_arrays.append(np.array(ids, dtype=np.int32))
+        self.values.append(np.array(ids, dtype=np.int32))
 
     def _new_id(self, value: Any) -> int:
         if is_missing(value):
@@ -220,7 +219,7 @@ class CategoryReader(ColumnReader):
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
-        counts = np.bincount(self.all_values(), minlength=len(self.ids_by_name) + 1)
+        counts = count_ids(self.values.array(), len(self.ids_by_name) + 1)
         min_count = config.min_user_count if self.column == config.user else config.min_value_count(int(counts.sum()))
         count_by_name = dict(zip(self.ids_by_name, counts[1:].tolist(), strict=True))  # without missing values
         unknown_count = count_by_name.pop(UNKNOWN_VALUE, 0)  # read as the unknown value, as rare values are
@@ -244,14 +243,13 @@ class CategoryReader(ColumnReader):
         Raises:
             UserError: The policy is "error", and one of the values is not a frequent value of training.
         """
-        ids = self.all_values()
+        ids = self.values.array()
         if self.unknown == "error":
             self._check_values(ids, variable)
         other_index = MISSING if self.unknown == "expected" else 0
         # The index in `variable.values` of each provisional id; the provisional id 0 is a missing value.
         final_indices = [MISSING, *(variable.index_by_value.get(name, other_index) for name in self.ids_by_name)]
-        indices: NDArray[np.int32] = np.array(final_indices, dtype=np.int32)[ids]
-        return indices
+        return take(np.array(final_indices, dtype=np.int32), ids)
 
     def _check_values(self, ids: NDArray[np.int32], variable: Variable) -> None:
         """Raise `UserError` about values that training did not see or that were rare; it names the first one."""
@@ -276,7 +274,7 @@ class CategoryReader(ColumnReader):
 class TextReader(ColumnReader):
     """Reads a column of texts as lists of words."""
 
-    sizes: list[int] = field(default_factory=list, init=False)  # the number of words of each row
+    sizes: GrowingArray = field(default_factory=GrowingArray, init=False)  # the number of words of each row
 
     def __post_init__(self) -> None:
         self.split = WordTokenizer(WordOptions()).split
@@ -284,20 +282,21 @@ class TextReader(ColumnReader):
         self.ids.default_factory = self.ids.__len__
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        word_ids: list[int] = []
+        word_ids, sizes = list[int](), list[int]()
         for row, value in zip(rows, values, strict=True):
             text = " ".join(value) if _kind_of_list(value) == "text" else value
             if not isinstance(text, str) and not is_missing(text):
                 raise self.error(row, f"is {short_repr(value)}, not a text or a list of texts")
             words = without_punctuation(self.split(text)) if isinstance(text, str) else []
             word_ids.extend(map(self.ids.__getitem__, words))
-            self.sizes.append(len(words))
-        self.chunk_arrays.append(np.array(word_ids, dtype=np.int32))
+            sizes.append(len(words))
+        self.values.append(np.array(word_ids, dtype=np.int32))
+        self.sizes.append(np.array(sizes, np.int64))
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with its frequent words and their weights in the mean embedding of all texts."""
         min_count = min(MAX_MIN_WORD_COUNT, config.min_context_count or MAX_MIN_WORD_COUNT)
-        counts = np.bincount(self.all_values(), minlength=len(self.ids)).tolist()
+        counts = count_ids(self.values.array(), len(self.ids)).tolist()
         count_by_word = dict(zip(self.ids, counts, strict=True))
         frequent_words = [word for word in self.ids if count_by_word[word] >= min_count]
         if not frequent_words:
@@ -306,11 +305,13 @@ class TextReader(ColumnReader):
         frequent_words.sort(key=lambda word: (-count_by_word[word], word))
         variable = replace(self.declared_variable, values=tuple(frequent_words[:MAX_CONTEXT_WORDS]))
         bags = self.encode(variable)
-        sizes = np.diff(bags.offsets)
-        text_count = (sizes > 0).sum()
+        text_count = mapped(np.not_equal, bags.offsets[1:], bags.offsets[:-1]).sum()
         # The embedding of a text is the sum of the embeddings of its words, divided by the square root of their number.
-        weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / text_count
-        shares = np.bincount(bags.values, weights, minlength=len(variable.values))
+        shares = np.zeros(len(variable.values))
+        for rows in blocks(len(bags.offsets) - 1):
+            sizes = np.diff(bags.offsets[rows.start : rows.stop + 1])
+            words = bags.values[bags.offsets[rows.start] : bags.offsets[rows.stop]]
+            np.add.at(shares, words, np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / text_count)
         return replace(variable, shares=tuple(shares.tolist()))
 
     def encode(self, variable: Variable) -> Ragged:
@@ -321,14 +322,18 @@ class TextReader(ColumnReader):
         """
         index_by_word = {word: index for index, word in enumerate(variable.values)}
         final_indices = np.array([index_by_word.get(word, -1) for word in self.ids], dtype=np.int32)
-        indices = final_indices[self.all_values()]
-        is_contained = indices >= 0
-        rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[is_contained]
-        sizes = np.bincount(rows, minlength=len(self.sizes))
-        if self.unknown == "error" and (is_unseen := (np.array(self.sizes) > 0) & (sizes == 0)).any():
+        words, word_counts = self.values.array(), self.sizes.array()
+        offsets, indices, sizes = to_offsets(word_counts), GrowingArray(), GrowingArray()
+        for block in blocks(len(word_counts)):
+            block_indices = final_indices[words[offsets[block.start] : offsets[block.stop]]]
+            is_contained, counts = block_indices >= 0, word_counts[block]
+            rows = np.repeat(np.arange(len(counts)), counts)[is_contained]
+            indices.append(block_indices[is_contained])
+            sizes.append(np.bincount(rows, minlength=len(counts)))
+        if self.unknown == "error" and (is_unseen := (word_counts > 0) & (sizes.array() == 0)).any():
             error = self.error(int(is_unseen.argmax()) + 1, "has only words that training did not see")
             raise UserError(error.message, (("unknown", "group"), ("unknown", "expected")))
-        return Ragged(indices[is_contained], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+        return Ragged(indices.array(), to_offsets(sizes.array()))
 
 
 @dataclass(eq=False)
@@ -336,9 +341,10 @@ class VectorReader(ColumnReader):
     """Reads a column of vectors of equal size; in training, the first vector determines the size."""
 
     def __post_init__(self) -> None:
-        self.size, self.vectors = len(self.declared_variable.means), list[NDArray[np.float32] | None]()
+        self.size, self.leading_rows = len(self.declared_variable.means), 0  # rows before the size was known
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
+        vectors = list[NDArray[np.float32] | None]()
         for row, value in zip(rows, values, strict=True):
             vector = None if is_missing(value) else to_vector(value)
             if vector is None and not is_missing(value):
@@ -348,19 +354,20 @@ class VectorReader(ColumnReader):
                 if len(vector) != self.size:
                     reference = "as in the first vector" if self.unknown is None else "as in training"
                     raise self.error(row, f"has {len(vector)} numbers; expected {self.size}, {reference}")
-            self.vectors.append(vector)
-
-    def all_values(self) -> NDArray[Any]:
-        """Return the vectors of all rows (rows, numbers); NaN for a missing vector."""
+            vectors.append(vector)
+        if not self.size:
+            self.leading_rows += len(vectors)
+            return
         missing = np.full(self.size, math.nan, np.float32)
-        return np.array([missing if vector is None else vector for vector in self.vectors], np.float32)
+        vectors[:0] = [None] * self.leading_rows
+        self.leading_rows = 0
+        self.values.append(np.array([missing if vector is None else vector for vector in vectors], np.float32))
 
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean and standard deviation of each number of the vectors."""
         if not self.size:
             raise self.no_values_error()
-        vectors = self.all_values()
-        vectors = vectors[~np.isnan(vectors[:, 0])]
+        vectors = mapped(lambda block: block[~np.isnan(block[:, 0])], self.values.array())
         means, spreads = vectors.mean(0, dtype=np.float64).tolist(), deviations(vectors).tolist()
         return replace(self.declared_variable, means=tuple(means), deviations=tuple(spreads))
 
@@ -391,7 +398,7 @@ def to_vector(value: Any) -> NDArray[np.float32] | None:
 class PromptReader(ColumnReader):
     """Reads a column of prompts as token ids; of a long prompt, only the last tokens."""
 
-    sizes: list[int] = field(default_factory=list, init=False)  # the number of ids of each row
+    sizes: GrowingArray = field(default_factory=GrowingArray, init=False)  # the number of ids of each row
 
     def read_with(self, tokenizer: Tokenizer, config: DataConfig) -> None:
         """Set the tokenizer that splits texts, and the limits of the prompts."""
@@ -399,13 +406,14 @@ class PromptReader(ColumnReader):
         self.ids: defaultdict[str, int] = defaultdict(lambda: len(self.ids) + START + 1)  # provisional ids of tokens
 
     def add(self, values: list[Any], rows: Sequence[int]) -> None:
-        chunk_ids: list[int] = []
+        chunk_ids, sizes = list[int](), list[int]()
         for row, value in zip(rows, values, strict=True):
             segments = [[self.ids[token] for token in tokens] for tokens in self._split(value, row)]
             ids = join_segments(segments, self.config.max_prompt_tokens, START)
             chunk_ids.extend(ids)
-            self.sizes.append(len(ids))
-        self.chunk_arrays.append(np.array(chunk_ids, dtype=np.int32))
+            sizes.append(len(ids))
+        self.values.append(np.array(chunk_ids, dtype=np.int32))
+        self.sizes.append(np.array(sizes, np.int64))
 
     def _split(self, value: Any, row: int) -> list[list[str]]:
         """Return the tokens of each text of a prompt."""
@@ -431,9 +439,16 @@ class PromptReader(ColumnReader):
             ids_of_tokens += [(token_id,) for token_id in tokenizer.encode(self.ids)]
         else:
             ids_of_tokens += tokenizer.encode_words(self.ids)
-        rows = np.split(self.all_values(), np.cumsum(self.sizes)[:-1])
-        prompts = [chain.from_iterable(ids_of_tokens[token] for token in row.tolist()) for row in rows]
-        return Ragged.of([_retain_last([*prompt], max_tokens, start) for prompt in prompts], np.int32)
+        values, offsets = self.values.array(), to_offsets(self.sizes.array())
+
+        def read_block(rows: slice) -> Ragged:
+            lists = (
+                values[begin:end].tolist() for begin, end in pairwise(offsets[rows.start : rows.stop + 1].tolist())
+            )
+            prompts = (chain.from_iterable(map(ids_of_tokens.__getitem__, tokens)) for tokens in lists)
+            return Ragged.of([_retain_last([*prompt], max_tokens, start) for prompt in prompts], np.int32)
+
+        return Ragged.join(read_block(rows) for rows in blocks(len(self.sizes), BLOCK_PROMPTS))
 
 
 def join_segments(segments: Iterable[Sequence[int]], max_tokens: int, start: int) -> list[int]:
@@ -460,18 +475,24 @@ def earlier_texts(
     `texts` are the ids of all texts, each from its start token to its end token, which a cut text lacks. The texts of
     a missing user, 0, have no earlier texts. Equal times are in the order of the rows.
     """
-    ids, offsets = np.asarray(texts.values), texts.offsets.tolist()
-    prompts: list[list[int]] = [[] for _ in users]
-    segments_by_user: defaultdict[int, list[list[int]]] = defaultdict(list)  # the last texts of each user
-    for row in np.argsort(times, kind="stable").tolist():
+    # The rows of each user in order of time, one user after the other, and the place of each row among them
+    order, user_offsets = np.lexsort((times, users)), to_offsets(count_ids(users, 1 + int(users.max(initial=0))))
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+
+    def read_text(row: int) -> list[int]:
+        ids: list[int] = texts.values[texts.offsets[row] + 1 : texts.offsets[row + 1]].tolist()
+        return ids[:-1] if ids and ids[-1] == specials.end else ids
+
+    def read_prompt(row: int) -> list[int]:
         if not (user := int(users[row])):
-            continue
-        segments = segments_by_user[user]
-        prompts[row] = join_segments(segments, config.max_prompt_tokens, specials.start)
-        segment = ids[offsets[row] + 1 : offsets[row + 1]].tolist()
-        segments.append(segment[:-1] if segment and segment[-1] == specials.end else segment)
-        del segments[: -config.prompt_history]
-    return Ragged.of(prompts, np.int32)
+            return []
+        first = max(int(user_offsets[user]), int(places[row]) - config.prompt_history)
+        earlier_rows = order[first : places[row]].tolist()
+        return join_segments(map(read_text, earlier_rows), config.max_prompt_tokens, specials.start)
+
+    all_blocks = blocks(len(users), BLOCK_PROMPTS)
+    return Ragged.join(Ragged.of([*map(read_prompt, range(len(users))[rows])], np.int32) for rows in all_blocks)
 
 
 # `NumberReader` reads the columns of all other kinds.

@@ -9,7 +9,7 @@ import calendar
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -225,12 +225,12 @@ def _written_date(first: str, second: str, third: str, notation: str) -> date:
     return date(int(century + year), int(month) if month.isdigit() else MONTHS[month], int(parts["d"]))
 
 
-def to_seconds(value: Any) -> float | None:
-    """Return a number unchanged, and a date or time as Unix seconds, in UTC if it has no time zone.
+def to_seconds(value: Any, notation: str = "") -> float | None:
+    """Return a number unchanged, and a date or time in a notation as Unix seconds, in UTC if it has no time zone.
 
     Return None for other values, and for times that are in UTC before the year 1 or after the year 9999.
     """
-    number, moment = to_number(value), to_time(value)
+    number, moment = to_number(value), to_time(value, notation)
     if number is not None:
         return number
     if not isinstance(moment, date):
@@ -241,6 +241,25 @@ def to_seconds(value: Any) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (OverflowError, ValueError):
         return None
+
+
+def read_times(times: Sequence[Any], place: Callable[[int], str], missing: float | None = None) -> list[float]:
+    """Return the times of a column as `to_seconds`, and `missing` for missing ones; `place` names a row, from 1 on.
+
+    Dates such as 31/1/2026 are read in the notation that reads most of them; otherwise, they are an error.
+    """
+    unread = [value for value in times if not is_missing(value) and to_seconds(value) is None]
+    counts = {name: sum(to_seconds(value, name) is not None for value in unread) for name in TIME_NOTATIONS}
+    notation = max(counts, key=counts.__getitem__) if len({*counts.values()}) > 1 else ""
+    results = list[float]()
+    for row, value in enumerate(times, 1):
+        seconds = missing if is_missing(value) else to_seconds(value, notation)
+        if seconds is None:
+            expected = "expected a number or a time such as 2026-11-21T18:30 or 21.11.2026, from the year 1 to 9999"
+            hint = "dates such as 21/11/2026 are read if a day above 12 shows their order in the column"
+            raise UserError(f"{place(row)} is {short_repr(value)}; {expected}; {hint}")
+        results.append(seconds)
+    return results
 
 
 def read_cell(kind: str, value: Any, notation: str = "") -> float | date | time | None:

@@ -208,8 +208,8 @@ class Table:
 
         `outcome` says what the remedies achieve, as an infinitive for the message.
         """
-        if column in self.repeated_columns:
-            return UserError(f"{self.name}: the header has {column!r} twice; rename one of these columns")
+        if repeated := self.repeated_columns & {column} if self.columns else self.repeated_columns:
+            return UserError(f"{self.name}: the header has {min(repeated)!r} twice; rename one of these columns")
         hint = nearest_hint(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
             hint = " (name each column by itself)"

@@ -88,7 +88,8 @@ class Adaptation:
             # Products of a token with all basis tensors take less time than reading L and R of many contexts.
             is_mixed = row_count == 1 and contexts.device.type == "cpu" and len(contexts) > contexts.shape[1]
             if is_mixed not in self._stored:
-                self._stored[is_mixed] = self.maps.condition(contexts, is_mixed)
+                shifts = self.maps.condition(contexts, is_mixed)
+                self._stored[is_mixed] = self.maps.fold_shared(shifts) if is_mixed else shifts
             return self._stored[is_mixed][projection.number]
         if self._latest is None or self._latest[0] is not group:
             self._latest = group, group.condition(contexts)
@@ -180,6 +181,18 @@ class Projection(AdaptedLinear):
         y = super().forward(rows_by_context, shift.to(x.dtype) if self.is_quantized else shift)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
+    def fold_shared(self, shift: Shift) -> Shift:
+        """Multiply W and the change that all contexts share into one matrix, in a shift with basis tensors."""
+        left, right, mixing = shift.shared_left, shift.shared_right, shift.mixing
+        if left is None or right is None or mixing is None or left.shape[1] == mixing[0].numel():
+            return shift
+        sizes = [left.shape[1] - mixing[0].numel(), mixing[0].numel()]
+        (left, basis_left), (right, basis_right) = torch.split(left, sizes, dim=1), torch.split(right, sizes)
+        factors = (right.T, left.T) if self.is_transposed else (left, right)  # the layout of W, to copy W fast
+        matrix = torch.addmm(self.weight, *factors, alpha=self.scaling)
+        matrix = matrix.T if self.is_transposed else matrix
+        return replace(shift, matrix=matrix, shared_left=basis_left, shared_right=basis_right)
+
     @torch.no_grad()
     def plain_linear(self, shift: Shift) -> nn.Module:
         """Return a module of the former class with the folded `shift`."""
@@ -228,6 +241,10 @@ class QuantizedProjection(Projection):
         """Return the shift itself."""
         return shift
 
+    def fold_shared(self, shift: Shift) -> Shift:
+        """Return the shift itself."""
+        return shift
+
     def plain_linear(self, shift: Shift) -> nn.Module:
         """Return the map without a change."""
         return self.linear
@@ -258,6 +275,10 @@ class EmbeddingProjection(Projection):
 
     def fold(self, shift: Shift, shared: bool = False) -> Shift:
         """Return the shift itself: the change of the few rows that a pass reads takes less time than that of all."""
+        return shift
+
+    def fold_shared(self, shift: Shift) -> Shift:
+        """Return the shift itself."""
         return shift
 
 
@@ -332,7 +353,7 @@ class AdapterGroup(nn.Module):
                     bases = (part.view(-1, *shape).to(dtype) for part, shape in zip(of_adapter, shapes, strict=True))
                     lefts.append(next(bases).transpose(0, 1).flatten(1))
                     rights.append(next(bases).flatten(0, 1))
-                    mixing = _mixing(vector, shapes[0][1], 0 if left is None else left.shape[1]).to(dtype)
+                    mixing = vector.to(dtype)[:, :, None].expand(-1, -1, shapes[0][1])
                     continue
                 products = of_adapter if is_joint else [(vector @ part).to(dtype) for part in of_adapter]
                 parts.append(cls.shift(*(part.view(-1, *shape) for part, shape in zip(products, shapes, strict=True))))
@@ -345,13 +366,6 @@ class AdapterGroup(nn.Module):
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
-
-
-def _mixing(vector: Tensor, rank: int, shared_rank: int) -> Tensor:
-    """Return M (B, S + K R, S + K R) with which [P L_1 ... L_K] M [Q; R_1; ...; R_K] is P Q + L(c) R(c)."""
-    outer = torch.einsum("bi,bj,rs->birjs", vector, vector, vector.new_ones(rank).diag()).flatten(3).flatten(1, 2)
-    identity = torch.cat([vector.new_ones(shared_rank), vector.new_zeros(outer.shape[1])]).diag()
-    return F.pad(outer, (shared_rank, 0, shared_rank, 0)) + identity
 
 
 @dataclass(eq=False)
@@ -451,6 +465,10 @@ class AdaptedModules:
         return tuple(
             projection.fold(shift, shared=True) for projection, shift in zip(self.projections, shifts, strict=True)
         )
+
+    def fold_shared(self, shifts: Sequence[Shift]) -> tuple[Shift, ...]:
+        """Return shifts with basis tensors, in which the change that all contexts share is part of the weights."""
+        return tuple(projection.fold_shared(shift) for projection, shift in zip(self.projections, shifts, strict=True))
 
     def restore(self, shifts: Sequence[Shift] | None = None) -> None:
         """Replace all projections by plain linear maps, with the shifts of one context folded in; None: unadapted."""

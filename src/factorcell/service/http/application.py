@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -64,6 +65,7 @@ class Settings:
     host_names: tuple[str, ...] = ()  # host names by which clients may address the server; if empty, any name
     origins: tuple[str, ...] = ()  # origins of other sites whose pages may send requests, such as https://shop.example
     pad: int = 0  # responses with completions are padded to a multiple of this number of bytes; 0 for no padding
+    device: Path | None = None  # folder of an exported model, with which the demo page completes on a device
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -139,7 +141,7 @@ def application(site: Site, watcher: AbstractContextManager[object] | None = Non
         site.close()
 
     routes = [Route("/metrics", partial(_respond_with_metrics, site))]
-    routes += pages.routes(needs_keys=site.keys is not None)
+    routes += pages.routes(needs_keys=site.keys is not None, device=site.settings.device)
     for path in dict.fromkeys(operation.path for operation in OPERATIONS):
         operations = {operation.method: operation for operation in OPERATIONS if operation.path == path}
         routes.append(Route(path, partial(_respond, site, operations), methods=list(operations)))

@@ -1,6 +1,6 @@
 """Keys: each key determines which requests a program may send, and how often.
 
-A file of keys contains an entry with the hash of each key. The command that creates a key shows the key only once.
+A file of keys contains an entry with the hash of each key, and comments above it. A key is shown only once.
 
     [[key]]
     name = "shop"
@@ -13,9 +13,11 @@ A key has 32 random bytes. Therefore nobody can guess a key from its hash, altho
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +28,7 @@ from factorcell.io import files, input_files
 from factorcell.options.limits import KEY_SCOPES
 
 PREFIX = "fc_"  # beginning of every key, so that scanners recognize a leaked key
+ENTRY = re.compile(r"^(?:#.*\n)*\[\[key\]\]", re.MULTILINE)  # the beginning of an entry in a file, with its comments
 BURST_SECONDS = 2.0  # a burst may have as many requests as the rate allows in this time
 
 
@@ -58,8 +61,8 @@ def read_keys(path: str | Path) -> tuple[KeyEntry, ...]:
 
 def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
     """Create a key, add its hash to a file that only its owner can read, and return it; check the arguments."""
-    entries = read_keys(path) if Path(path).exists() else ()
-    if name in (entry.name for entry in entries):
+    names, parts = _read_parts(path) if Path(path).exists() else ([], [""])
+    if name in names:
         raise UserError(f"{path}: a key named {name!r} exists already; choose another name")
     key = PREFIX + secrets.token_urlsafe(32)
     values = {"name": name, "hash": _digest(key), "scopes": list(dict.fromkeys(scopes)), "rate": rate}
@@ -67,22 +70,31 @@ def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | No
         entry = msgspec.convert(values, KeyEntry)
     except msgspec.ValidationError as error:
         raise UserError(f"key {name!r:.80}: {error}") from None
-    _write(path, [*entries, entry])
+    # Strings, numbers and lists of strings have the same form in JSON and TOML.
+    row = {field: value for field, value in msgspec.to_builtins(entry).items() if value is not None}
+    lines = [f"{field} = {json.dumps(value)}" for field, value in row.items()]
+    _write(path, "\n".join(["".join(parts).rstrip(), "", "[[key]]", *lines, ""]).lstrip())
     return key
 
 
 def remove_key(path: str | Path, name: str) -> None:
     """Remove the key with this name from a file; raise a `UserError` if there is none."""
-    entries = read_keys(path)
-    check_choice("key", name, [entry.name for entry in entries])
-    _write(path, [entry for entry in entries if entry.name != name])
+    names, (head, *parts) = _read_parts(path)
+    check_choice("key", name, names)
+    _write(path, head + "".join(part for part, other in zip(parts, names, strict=True) if other != name))
 
 
-def _write(path: str | Path, entries: Sequence[KeyEntry]) -> None:
-    # Strings, numbers and lists of strings have the same form in JSON and TOML.
-    rows = (msgspec.to_builtins(entry).items() for entry in entries)
-    tables = ("".join(f"{field} = {json.dumps(value)}\n" for field, value in row if value is not None) for row in rows)
-    files.write(path, "\n".join(f"[[key]]\n{table}" for table in tables))
+def _read_parts(path: str | Path) -> tuple[list[str], list[str]]:
+    """Return the names of the keys in a file, and its parts: the text before the keys, and the text of each key."""
+    names, text = [entry.name for entry in read_keys(path)], input_files.read_text(path)
+    places = [0, *(match.start() for match in ENTRY.finditer(text)), len(text)]
+    if len(places) != len(names) + 2:
+        raise UserError(f"{path}: expected each key below a line [[key]], got another form; change the file by hand")
+    return names, [text[begin:end] for begin, end in pairwise(places)]
+
+
+def _write(path: str | Path, text: str) -> None:
+    files.write(path, text)
     Path(path).chmod(0o600)
 
 

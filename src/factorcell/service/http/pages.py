@@ -6,7 +6,7 @@ file has changed.
 
 import hashlib
 from functools import partial
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,10 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from factorcell.io.extras import __version__
+from factorcell.service.demo_page import BOX, DEVICE_POLICY, FOLDER, INDEX, device_files, page_files
 from factorcell.service.http import problems
 from factorcell.service.http.operations import OPERATIONS, Operation
 from factorcell.service.messages import Health, Problem, UserId
 
+PATHS = {INDEX: "/", "docs.html": "/docs"}  # of pages; the path of another file is its name
 SCOPE_DESCRIPTIONS = {
     "complete": "request completions",
     "learn": "accept texts of users",
@@ -27,19 +29,22 @@ SCOPE_DESCRIPTIONS = {
     "admin": "import users and read the metrics",
 }
 SCHEMA_REFERENCE = "#/components/schemas/{name}"
-BOX = "factorcell.js"  # the script of the search box, which other sites may load
-MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+DEVICE = "device/"  # where the service serves an exported model
+MEDIA_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "json": "application/json",
+    "wasm": "application/wasm",
+}
+# Pages cannot be embedded, and their forms and relative addresses cannot be redirected.
+OWN_PAGE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Pages load and request only files of this server, and no text can become code or markup.
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; {OWN_PAGE}; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-# For each request path: a file of `service/page`.
-FILES = {
-    "/": "index.html",
-    "/docs": "docs.html",
-    **{f"/{name}": name for name in ("page.css", "page.js", "saved_texts.js", "chart.js", BOX, "icon.svg", "docs.css")},
-}
 
 Json = dict[str, Any]
 
@@ -103,19 +108,28 @@ def _describe_operation(operation: Operation, references_by_type: dict[Any, Json
     return description
 
 
-def routes(needs_keys: bool = False) -> list[Route]:
-    """Return the routes of the OpenAPI description and of all files; `needs_keys`: whether requests need keys."""
+def routes(needs_keys: bool = False, device: Path | None = None) -> list[Route]:
+    """Return the routes of the OpenAPI description and of all files.
+
+    Args:
+        needs_keys: Whether requests need keys.
+        device: The folder of an exported model with which the demo page completes on the device of its user.
+    """
     description = openapi(needs_keys)
-    folder = resources.files("factorcell") / "service" / "page"
-    contents = {path: (folder / name).read_bytes() for path, name in FILES.items()}
-    template = jinja2.Template(contents["/docs"].decode(), autoescape=True, trim_blocks=True)
+    contents = page_files("" if device is None else DEVICE)
+    if device is not None:
+        contents |= {f"{DEVICE}{name}": content for name, content in device_files(device).items()}
+    contents["docs.css"] = (FOLDER / "page" / "docs.css").read_bytes()
+    template = jinja2.Template((FOLDER / "page" / "docs.html").read_text("utf-8"), autoescape=True, trim_blocks=True)
     operations = [(path, *item) for path, methods in description["paths"].items() for item in methods.items()]
-    contents["/docs"] = template.render(description, operations=operations, problems=description["x-problems"]).encode()
+    docs = template.render(description, operations=operations, problems=description["x-problems"])
+    contents["docs.html"] = docs.encode()
+    policy = PAGE_POLICY if device is None else f"{DEVICE_POLICY}; {OWN_PAGE}"
     constants = {"/healthz": msgspec.json.encode(Health()), "/openapi.json": msgspec.json.encode(description)}
     endpoints = {path: partial(_respond_with_json, content) for path, content in constants.items()}
     return [
         *(Route(path, endpoint) for path, endpoint in endpoints.items()),
-        *(_file_route(path, content) for path, content in contents.items()),
+        *(_file_route(name, content, policy) for name, content in contents.items()),
     ]
 
 
@@ -123,13 +137,13 @@ async def _respond_with_json(content: bytes, _: Request) -> Response:
     return Response(content, media_type="application/json")
 
 
-def _file_route(path: str, content: bytes) -> Route:
+def _file_route(name: str, content: bytes, policy: str) -> Route:
     entity_tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
-    _, _, extension = FILES[path].rpartition(".")
+    media_type = MEDIA_TYPES.get(Path(name).suffix[1:], "application/octet-stream")
     headers = {
         "Cache-Control": "no-cache",
-        "Content-Security-Policy": PAGE_POLICY,
-        "Cross-Origin-Resource-Policy": "cross-origin" if FILES[path] == BOX else "same-origin",
+        "Content-Security-Policy": policy,
+        "Cross-Origin-Resource-Policy": "cross-origin" if name == BOX else "same-origin",
         "ETag": entity_tag,
     }
 
@@ -137,6 +151,6 @@ def _file_route(path: str, content: bytes) -> Route:
         cached_tags = request.headers.get("if-none-match", "").split(",")
         if entity_tag in (tag.strip().removeprefix("W/") for tag in cached_tags):
             return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=MEDIA_TYPES[extension])
+        return Response(content, headers=headers, media_type=media_type)
 
-    return Route(path, respond)
+    return Route(PATHS.get(name, f"/{name}"), respond)

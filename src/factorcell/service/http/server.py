@@ -25,7 +25,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from factorcell.errors import UserError
-from factorcell.evaluation.diagnostics import report_run
+from factorcell.evaluation.diagnostics import describe_quality, report_use
 from factorcell.io import findings
 from factorcell.nn.devices import AUTO
 from factorcell.runs.run import Run
@@ -158,7 +158,7 @@ class ServerOptions:
         model = ServedModel(run, typos=self.typos, is_allowed=is_allowed)
         model.probe()
         if multiprocessing.parent_process() is None:  # a worker would repeat what its parent reports
-            report_run(run)
+            report_use(run)
         return model
 
     def open_site(self) -> Site:
@@ -173,8 +173,8 @@ class ServerOptions:
         gc.freeze()
         return Site(service, self.settings, keys, lanes=new_lanes(self.threads))
 
-    def open_application(self) -> ASGIApp:
-        """Open the site and return its application, which soon reloads a changed model, block list or key file."""
+    def open_application(self) -> tuple[ASGIApp, Site]:
+        """Open and return the site, after its application, which soon reloads changed models, block lists and keys."""
         files = [self.run / "completion.json", self.run / "weights.safetensors"]
         if self.block_list is not None:
             files.append(self.block_list)
@@ -182,7 +182,7 @@ class ServerOptions:
         stamp = file_stamp(*files)
         site = self.open_site()
         site.metrics.processes.set(1)
-        return application(site, Watcher(site, files, stamp, self.open_model))
+        return application(site, Watcher(site, files, stamp, self.open_model)), site
 
 
 def is_loopback(host: str) -> bool:
@@ -230,15 +230,18 @@ def serve(options: ServerOptions) -> None:
         _, port, *_ = listener.getsockname()  # differs from `options.port` if that is 0
         url = f"http://{host}:{port}"
         if options.workers == 1:
-            app = options.open_application()
+            app, site = options.open_application()
             findings.show()
-            LOG.info("serving %s at %s; press Ctrl-C to stop", options.run, url)
+            model = f"{options.run}{describe_quality(site.service.model.run)}"
+            LOG.info("serving %s at %s; press Ctrl-C to stop", model, url)
             return uvicorn_server(app).run([listener])
-        options.open_site().close()  # reports an invalid run or store once; otherwise, each worker would report it
+        site = options.open_site()  # reports an invalid run or store once; otherwise, each worker would report it
+        model = f"{options.run}{describe_quality(site.service.model.run)}"
+        site.close()
         with TemporaryDirectory(prefix="factorcell-") as folder:
             os.environ[METRICS_DIRECTORY] = folder
             findings.show()
-            LOG.info("serving %s at %s in %s processes; press Ctrl-C to stop", options.run, url, options.workers)
+            LOG.info("serving %s at %s in %s processes; press Ctrl-C to stop", model, url, options.workers)
             supervise(options, listener)
     return None
 
@@ -307,7 +310,7 @@ def run_worker(options: ServerOptions, listener: socket.socket) -> None:
     """Serve in this worker process; end it with a one-line error if the run or the store cannot be opened."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
-        app = options.open_application()
+        app, _ = options.open_application()
     except (UserError, OSError) as error:
         LOG.error("%s", error)
         sys.exit(1)

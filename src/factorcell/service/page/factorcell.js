@@ -6,6 +6,11 @@
      box.set({ user: "bob" });
      box.detach();
 
+   A completer of the npm package computes suggestions on the device of the user, and sends nothing:
+
+     import { open } from "./runtime/index.js";
+     factorcell.attach(document.querySelector("#search"), { completer: await open("./") });
+
    The input becomes an ARIA 1.2 combobox with a list of suggestions in the top layer. The script needs no build step
    and loads nothing else. It inserts all text as text nodes and its styles as a constructed style sheet; a strict
    content security policy allows both. The rules use :where() and have no specificity; therefore any rule of the site
@@ -108,16 +113,55 @@
     }
   }
 
-  /** Sends requests to the service at `url`, with the key if there is one. */
+  /** Sends requests to the service at `url`, with the key if there is one. All methods throw a `Problem` if the request
+      fails, or an `AbortError` if `signal` aborts it. */
   class Client {
     constructor({ url = SCRIPT_URL, key = null } = {}) {
       this.url = new URL(url, location.href).href.replace(/\/?$/, "/");
       this.key = key;
     }
 
-    /** Send `body` as JSON to a path such as "v1/accept"; return the parsed response, or null if it is empty. Throws a
-        `Problem` if the request fails, or an `AbortError` if `signal` aborts it. */
-    async ask(method, path, body, { signal = null, keepalive = false } = {}) {
+    complete(request, signal = null) {
+      return this.#ask("POST", "v1/complete", request, { signal });
+    }
+
+    accept(request) {
+      return this.#ask("POST", "v1/accept", request, { keepalive: request.text.length < MAX_KEEPALIVE });
+    }
+
+    /** Return whether the service may have a record of the user. A request for a record that does not exist would be an
+        error in the console of the browser; the response with suggestions names the version of the record. */
+    async hasRecord(user) {
+      const answer = await this.complete({ query: "", user, limit: 1 });
+      return (answer.user_version ?? null) !== null || answer.degraded === "store";
+    }
+
+    show(user) {
+      return this.#askAbout(user, "GET");
+    }
+
+    forget(user, text) {
+      return this.#askAbout(user, "POST", "/forget", { text });
+    }
+
+    undo(user) {
+      return this.#askAbout(user, "POST", "/undo");
+    }
+
+    pause(user, isPaused) {
+      return this.#askAbout(user, "POST", isPaused ? "/pause" : "/resume");
+    }
+
+    delete(user) {
+      return this.#askAbout(user, "DELETE");
+    }
+
+    #askAbout(user, method, path = "", body = undefined) {
+      return this.#ask(method, `v1/users/${encodeURIComponent(user)}${path}`, body);
+    }
+
+    /** Send `body` as JSON to a path such as "v1/accept"; return the parsed response, or null if it is empty. */
+    async #ask(method, path, body, { signal = null, keepalive = false } = {}) {
       const headers = { Accept: "application/json" };
       if (body !== undefined) headers["Content-Type"] = "application/json";
       if (this.key) headers.Authorization = `Bearer ${this.key}`;
@@ -135,6 +179,70 @@
         throw new Problem(0, navigator.onLine ? "no response" : "offline");
       }
     }
+  }
+
+  /** Answers the requests of `Client` with a completer of the npm package, which has one user and sends nothing. All
+      methods throw a `Problem` if the completer fails. */
+  class DeviceClient {
+    #completer;
+
+    constructor(completer) {
+      this.#completer = completer;
+    }
+
+    async complete({ query, limit, deadline_ms: deadline }) {
+      const suggestions = await this.#call("complete", query, { count: limit, deadline });
+      return {
+        results: suggestions.map(({ text, logProbability, sources }) =>
+          ({ text, source: sources.join("+"), score: logProbability, typos: 0 })),
+      };
+    }
+
+    accept({ text }) {
+      return this.#call("accept", text);
+    }
+
+    hasRecord() {
+      return true;
+    }
+
+    async show() {
+      return { ...await this.#call("export"), learned: true };
+    }
+
+    async forget(user, text) {
+      return { removed: await this.#call("forget", text) };
+    }
+
+    async undo() {
+      return { removed: await this.#call("undo") };
+    }
+
+    async pause(user, isPaused) {
+      await this.#call("pause", isPaused);
+      return { paused: isPaused };
+    }
+
+    delete() {
+      return this.#call("delete");
+    }
+
+    import(exported) {
+      return this.#call("import", exported);
+    }
+
+    async #call(method, ...values) {
+      try {
+        return await this.#completer[method](...values);
+      } catch (error) {
+        throw new Problem(422, error.message);
+      }
+    }
+  }
+
+  /** Return the client of a completer on the device or, without one, of the service. */
+  function createClient({ completer = null, ...options }) {
+    return completer ? new DeviceClient(completer) : new Client(options);
   }
 
   /** Return the problem that a response describes (RFC 9457). */
@@ -165,7 +273,7 @@
     async #sendWithRetries(client, body) {
       for (let attempt = 1; ; attempt++) {
         try {
-          return await client.ask("POST", "v1/accept", body, { keepalive: body.text.length < MAX_KEEPALIVE });
+          return await client.accept(body);
         } catch (error) {
           if (!error.isTemporary || attempt === MAX_ATTEMPTS) throw error;
           await sleep(Math.min(MAX_PAUSE, error.retry ?? FIRST_PAUSE * 2 ** (attempt - 1)));
@@ -196,7 +304,7 @@
       this.#input = input;
       this.#options = { limit: 8, minLength: 1, learn: true, context: {}, ...options };
       this.#options.messages = { ...MESSAGES, ...options.messages };
-      this.#client = new Client(this.#options);
+      this.#client = createClient(this.#options);
       this.#build();
       this.#listen();
     }
@@ -204,7 +312,7 @@
     /** Change options, such as the user; drop shown results and running requests. */
     set(options = {}) {
       Object.assign(this.#options, options, { messages: { ...this.#options.messages, ...options.messages } });
-      this.#client = new Client(this.#options);
+      this.#client = createClient(this.#options);
       this.#retryAt = this.#failureCount = 0;
       this.close();
     }
@@ -337,7 +445,7 @@
       if (!learn) body.learn = false;
       this.#requestController = new AbortController();
       try {
-        const answer = await this.#client.ask("POST", "v1/complete", body, { signal: this.#requestController.signal });
+        const answer = await this.#client.complete(body, this.#requestController.signal);
         if (sequence !== this.#sequence) return;
         this.#failureCount = 0;
         this.#show(answer, prefix);
@@ -516,8 +624,8 @@
     }
 
     #learn(text) {
-      const { user, context, learn, onLearned, onError } = this.#options;
-      if (!user || !learn) return;
+      const { user, completer, context, learn, onLearned, onError } = this.#options;
+      if (!(user || completer) || !learn) return;
       this.#acceptQueue.send(this.#client, { user, text, context }).then(
         (answer) => onLearned?.(answer, text, user),
         (error) => onError?.(error, text));
@@ -528,6 +636,7 @@
 
   /** Attach the box to an input. All options are optional:
 
+      completer  a completer of the npm package, which takes the place of the service; the next three are ignored
       url        address of the service; by default the folder of this script
       key        a key with the scopes `complete` and `learn`
       user       id of the user; without it nothing is learned
@@ -612,5 +721,5 @@
     if (!styleSheets.includes(styleSheet)) root.adoptedStyleSheets = [...styleSheets, styleSheet];
   }
 
-  globalThis.factorcell = Object.freeze({ attach, Client, Problem, element, escapeInvisible });
+  globalThis.factorcell = Object.freeze({ attach, createClient, Problem, element, escapeInvisible });
 })();

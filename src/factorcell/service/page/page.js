@@ -3,8 +3,9 @@
 
 (() => {
   const NO_USER = "No user";
+  const DEVICE_USER = "this page"; // the only user of a completer on the device
   const SLOW_ACCEPT = 2000; // milliseconds after which a notice says that an accepted text is not saved yet
-  const { attach, Client, Problem, element } = factorcell;
+  const { attach, createClient, Problem, element } = factorcell;
   const $ = (id) => document.getElementById(id);
   const OUTCOME_NOTICES = {
     learned: (user) => ["Learned for ", user, "."],
@@ -36,9 +37,14 @@
     .filter(([column]) => column));
   $("context").textContent = Object.entries(context).map(([column, value]) => `${column}: ${value}`).join(", ");
   $("context").hidden = !$("context").textContent;
-  const histories = new Map(); // user -> SuggestionHistory
+  // The address of an exported model, if the page can complete on the device, and whether a service is the alternative.
+  const { model, service } = document.body.dataset;
+  const histories = new Map(); // user or completer -> SuggestionHistory
   const users = readUsers(); // names that were entered in this tab
-  let client = new Client({ key: storage.get("key") });
+  let completer = null; // of the device, while it is switched on
+  let opening = null; // the promise of this completer, which is opened once
+  let key = storage.get("key");
+  let client = createClient({ key });
   let user = null;
   let slowTimer = 0;
   let hasQueryError = false; // whether the notice explains why there are no suggestions
@@ -47,7 +53,7 @@
     context,
     sources: true,
     deadline: 300, // milliseconds; the demo page has few users, so a long search does no harm
-    key: client.key,
+    key,
     onAccept: () => {
       $("query").select();
       clearTimeout(slowTimer);
@@ -91,7 +97,7 @@
 
   /** Remove everything that the page still shows of the user whose data was deleted. */
   function forgetUser() {
-    histories.delete(user);
+    histories.delete(completer ?? user);
     $("query").value = "";
     $("prefix").value = "";
     box.close();
@@ -99,8 +105,9 @@
   }
 
   function currentHistory() {
-    if (!histories.has(user)) histories.set(user, new chart.SuggestionHistory());
-    return histories.get(user);
+    const owner = completer ?? user;
+    if (!histories.has(owner)) histories.set(owner, new chart.SuggestionHistory());
+    return histories.get(owner);
   }
 
   /** Show a notice (text, or an array of texts and elements) below the box, with an undo button if `canUndo`. */
@@ -131,12 +138,45 @@
   }
 
   function selectUser(name) {
-    user = name === NO_USER ? null : name;
     storage.set("user", name);
-    box.set({ user, key: client.key });
+    return showUser(name === NO_USER ? null : name);
+  }
+
+  function showUser(name) {
+    user = name;
+    client = createClient({ completer, key });
+    box.set({ user, completer, key });
     notify("");
     drawChart();
     return panel.set(client, user);
+  }
+
+  /** Complete on the device of the user, or by the service. */
+  async function switchDevice(isOn) {
+    $("on-device").disabled = $("query").readOnly = true; // no typed text is sent while the model is loaded
+    let failure = "";
+    completer = null;
+    if (isOn) notify("Loading the model…");
+    try {
+      if (isOn) completer = await (opening ??= openCompleter());
+    } catch (error) {
+      opening = null;
+      failure = `This device cannot complete: ${error.message}.`;
+    }
+    $("on-device").disabled = false;
+    $("query").readOnly = completer === null && service === undefined;
+    $("on-device").checked = $("users").hidden = completer !== null;
+    $("device-note").hidden = completer === null;
+    storage.set("device", completer ? "on" : "off");
+    const refreshed = completer ? showUser(DEVICE_USER) : selectUser(storage.get("user") ?? NO_USER);
+    if (failure) notify(failure);
+    await refreshed;
+  }
+
+  async function openCompleter() {
+    const url = new URL(model, document.baseURI);
+    const { open } = await import(new URL("runtime/index.js", url));
+    return open(url);
   }
 
   function drawUsers(selectedName) {
@@ -159,7 +199,7 @@
     const request = { query: prefix, limit: chart.ROWS, context, deadline_ms: 1000 };
     if (user !== null) request.user = user;
     try {
-      const answer = await client.ask("POST", "v1/complete", request);
+      const answer = await client.complete(request);
       if (history.prefix === prefix) history.add(answer.results, label);
     } catch (error) {
       if (!(error instanceof Problem)) throw error; // the chart omits this step
@@ -197,8 +237,8 @@
   };
   $("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    client = new Client({ key: $("key").value });
-    storage.set("key", client.key);
+    key = $("key").value;
+    storage.set("key", key);
     $("key").value = "";
     $("key-form").hidden = true;
     selectUser(user ?? NO_USER);
@@ -210,7 +250,9 @@
   });
   new ResizeObserver(() => chart.draw($("chart"), currentHistory().steps)).observe($("chart"));
 
+  $("on-device").onchange = () => switchDevice($("on-device").checked);
   const firstUser = storage.get("user") ?? NO_USER;
   drawUsers(firstUser);
-  selectUser(firstUser);
+  if (service === undefined || (model && storage.get("device") === "on")) switchDevice(true);
+  else selectUser(firstUser);
 })();

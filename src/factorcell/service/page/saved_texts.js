@@ -1,11 +1,11 @@
-/* The panel with the saved texts of a user: it deletes one text or all, exports them, and pauses learning. */
+/* The panel with the saved texts of a user: it deletes one text or all, exports and imports, and pauses learning. */
 "use strict";
 
 const savedTexts = (() => {
   const MAX_ROWS = 8; // texts shown before "Show all"
   const POLL_INTERVALS = [200, 400, 800, 1600, 3200]; // milliseconds between checks whether all texts are learned
   const MAX_QUOTE = 60; // characters of a text quoted in a sentence
-  const { element, escapeInvisible } = factorcell;
+  const { element, escapeInvisible, Problem } = factorcell;
   const $ = (id) => document.getElementById(id);
 
   /** The panel. It passes notices to `notify(content)` and failures to `onError(error)`, and calls `onChange()` when
@@ -24,6 +24,8 @@ const savedTexts = (() => {
       $("undo").onclick = () => this.#runAction(() => this.undo());
       $("pause").onclick = () => this.#runAction(() => this.#pause());
       $("export").onclick = () => this.#runAction(() => this.#export());
+      $("import").onclick = () => $("import-file").click();
+      $("import-file").onchange = () => this.#runAction(() => this.#import());
       $("delete").onclick = () => $("confirm-delete").showModal();
       $("confirm-delete").onclose = () => {
         if ($("confirm-delete").returnValue === "delete") this.#runAction(() => this.#delete());
@@ -80,27 +82,21 @@ const savedTexts = (() => {
       return this.#profile?.texts.length ?? 0;
     }
 
-    /** Load the user's record; return null if there is none. A request for a record that does not exist would be an
-        error in the console of the browser, so the page first asks for suggestions, whose response names the version
-        of the record. */
+    /** Load the user's record; return null if there is none. */
     async #load() {
-      if (!this.#profile) {
-        const request = { query: "", user: this.#user, limit: 1 };
-        const answer = await this.#client.ask("POST", "v1/complete", request);
-        if ((answer.user_version ?? null) === null && answer.degraded !== "store") return null;
-      }
-      return this.#ask("GET", "");
+      if (!this.#profile && !await this.#client.hasRecord(this.#user)) return null;
+      return this.#client.show(this.#user);
     }
 
     /** Delete the newest text of the user. */
     async undo() {
-      const { removed } = await this.#ask("POST", "/undo");
+      const { removed } = await this.#client.undo(this.#user);
       await this.#afterRemoval(removed ? "The last text was forgotten." : "There is nothing to undo.");
     }
 
     async #forget(text) {
       const index = [...$("texts").querySelectorAll("button")].indexOf(document.activeElement);
-      await this.#ask("POST", "/forget", { text });
+      await this.#client.forget(this.#user, text);
       await this.#afterRemoval(["“", element("bdi", {}, shorten(text)), "” was forgotten."]);
       const buttons = $("texts").querySelectorAll("button");
       (buttons[Math.min(index, buttons.length - 1)] ?? $("saved-title")).focus();
@@ -112,14 +108,14 @@ const savedTexts = (() => {
     }
 
     async #pause() {
-      const { paused } = await this.#ask("POST", this.#profile?.paused ? "/resume" : "/pause");
+      const { paused } = await this.#client.pause(this.#user, !this.#profile?.paused);
       this.#callbacks.notify(paused
         ? "Learning is paused: no text is learned or saved until you resume." : "Learning has resumed.");
       await this.refresh();
     }
 
     async #delete() {
-      await this.#ask("DELETE", "");
+      await this.#client.delete(this.#user);
       this.#profile = null;
       this.#callbacks.onDelete();
       this.#callbacks.notify(["All data of ", element("bdi", {}, this.#user), " was deleted."]);
@@ -128,7 +124,7 @@ const savedTexts = (() => {
     }
 
     async #export() {
-      const values = await this.#ask("GET", "");
+      const values = await this.#client.show(this.#user);
       const content = new Blob([`${JSON.stringify(values)}\n`], { type: "application/json" });
       const url = URL.createObjectURL(content);
       const fileName = `${this.#user.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json`;
@@ -136,8 +132,21 @@ const savedTexts = (() => {
       setTimeout(() => URL.revokeObjectURL(url), 1000);
     }
 
-    #ask(method, path, body) {
-      return this.#client.ask(method, `v1/users/${encodeURIComponent(this.#user)}${path}`, body);
+    /** Replace the texts of a device by those of a file that `#export` of a device or a service wrote. */
+    async #import() {
+      const [file] = $("import-file").files;
+      if (!file) return;
+      const content = await file.text();
+      $("import-file").value = ""; // the same file can be selected again
+      let exported;
+      try {
+        exported = JSON.parse(content);
+      } catch {
+        throw new Problem(422, `${file.name}: expected JSON`);
+      }
+      await this.#client.import(exported);
+      this.#callbacks.notify([element("bdi", {}, file.name), " was imported."]);
+      if (await this.refresh()) this.#callbacks.onChange();
     }
 
     async #runAction(action) {
@@ -155,6 +164,7 @@ const savedTexts = (() => {
         ? "The saved texts cannot be loaded now." : summarize(this.#user, profile);
       $("tools").hidden = !profile;
       $("undo").disabled = !rows.length;
+      $("import").hidden = !this.#client.import; // the service imports only by the API
       $("pause").textContent = profile?.paused ? "Resume" : "Pause";
       $("pause").setAttribute("aria-pressed", String(Boolean(profile?.paused)));
       const shownRows = this.#showsAll ? rows : rows.slice(0, MAX_ROWS);
