@@ -1,4 +1,4 @@
-"""A run with users whose numbers are exact in float16, its export, and what a user types and accepts."""
+"""A run with users whose weights are exact in an export, its export, and what a user types and accepts."""
 
 import itertools
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NODE = ("node", "--single-threaded")
 
 
 def save_run(folder: Path, rule: LearningRule, **model: Any) -> Path:
-    """Save a run with random weights that float16 can store, with popular texts and a rule."""
+    """Save a run with random weights that an export stores exactly, with popular texts and a rule."""
     random = np.random.default_rng(0)
     texts = tuple(" ".join(random.choice(WORDS, random.integers(1, 4))) for _ in range(60))
     options = {
@@ -40,10 +40,9 @@ def save_run(folder: Path, rule: LearningRule, **model: Any) -> Path:
     run = Run.create(folder, source.config, source.tokenizer, source.schema)
     with torch.no_grad():
         for parameter, values in zip(run.model.parameters(), source.model.parameters(), strict=True):
-            parameter.copy_(values.half().float())
-        bias = as_any(run.model.head).bias
-        bias[run.tokenizer.specials.end] += 2.0  # texts end soon, as in a trained model
-        bias.copy_(bias.half().float())
+            parameter.copy_(0.25 * values.sign())
+        run.model.embedding.mul_(torch.from_numpy(random.choice([0.5, 1.0, 2.0], (len(run.model.embedding), 1))))
+        as_any(run.model.head).bias[run.tokenizer.specials.end] += 2.0  # texts end soon, as in a trained model
     run.save_weights({})
     TextCounts.of([*texts, *texts[:20], *texts[:5]], min_count=1).save(folder / POPULARITY)
     save_settings(run, rule, BlendWeights(DEFAULT_WEIGHTS.values, threshold=0.02))

@@ -36,14 +36,10 @@ class NativeDevice:
         numbers += [model["max_tokens"] - 1, self.rows]
         limits = (ctypes.c_double(value) for value in (rule["rate"], rule["max_norm"], blend["threshold"]))
         self.completer = ctypes.c_void_p(self.call("new", np.array(numbers, np.int32), *limits, variant))
-        tensors = load_file(folder / "weights.safetensors")
-        for name, array in tensors.items():
-            if name not in ARRAYS:
-                continue
-            target = ctypes.c_void_p(self.call("array", self.completer, ARRAYS.index(name), array.size))
-            if array.dtype == np.float16:
-                self.call("widen", array, target, array.size)
-            else:
+        arrays = read_weights(folder)
+        for name, array in arrays.items():
+            if name in ARRAYS:
+                target = self.call("array", self.completer, ARRAYS.index(name), array.size)
                 ctypes.memmove(target, array.ctypes.data, array.nbytes)
         self.call("tokens", self.completer, *packed(model["tokens"]), len(model["tokens"]))
         rows = [json.loads(line) for line in (folder / "popularity.jsonl").read_text().splitlines()[1:]]
@@ -54,7 +50,7 @@ class NativeDevice:
         self.filter = FILTER(lambda *values: decide(accept, *values))
         self.call("filter", self.completer, self.filter)
         self.texts = list[str]()
-        self.vector[:] = tensors["user"]
+        self.vector[:] = arrays["user"]
         self.begin()
 
     def call(self, name: str, *values: Any) -> Any:
@@ -92,6 +88,16 @@ class NativeDevice:
 
     def close(self) -> None:
         self.call("delete", self.completer)
+
+
+def read_weights(folder: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an exported run, the integers of each row times the scale of the row."""
+    arrays: dict[str, np.ndarray] = load_file(folder / "weights.safetensors")
+    for name, array in arrays.items():
+        if array.dtype == np.int8:
+            scales = arrays[f"{name}.scale"]
+            arrays[name] = array * scales.reshape(-1, *[1] * (array.ndim - 1))
+    return arrays
 
 
 def packed(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:

@@ -7,19 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 from factorcell.completion.completer import public_filter
 from factorcell.completion.device import export_to_device
-from factorcell.completion.online import LearningRule
+from factorcell.completion.online import Learner, LearningRule
 from factorcell.data.text_folds import same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.nn.kernels import library
 from factorcell.runs.run import Run
 from factorcell.service.privacy import BlockList
 from tests.kernels import VARIANTS, compiled
-from tests.small_runs import make_letters
+from tests.small_runs import as_any, make_letters
 from tests.web.device_runs import USERS, Answers, Session, assert_same, export, python_answers, save_run
-from tests.web.native_device import NativeDevice
+from tests.web.native_device import NativeDevice, read_weights
 from tests.web.tabs import DeviceError, Play
 
 RULES = {"adagrad": LearningRule("adagrad", 0.3), "adadelta": LearningRule("adadelta", 5.0)}
@@ -198,6 +200,26 @@ def test_the_newest_text_is_undone(play: Play, tmp_path: Path) -> None:
     _, expected, _, removed, vector, *counts, exported = play(folder, [*script, ["export"]])
     assert (removed, counts, exported["texts"]) == (1, [1, 0], [])
     assert vector == expected
+
+
+@compiled
+def test_matrices_are_rounded_to_the_nearest_integers(tmp_path: Path) -> None:
+    run = Run.open(save_run(tmp_path / "run", RULES["adagrad"]), precision="float32")
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+    export_to_device(run, tmp_path / "device")
+    exact, stored = as_any(Learner(run).user_model).arrays, load_file(tmp_path / "device" / "weights.safetensors")
+    matrices = [name for name, array in exact.items() if array.dim() > 1]
+    assert len(matrices) > 4
+    for name, weights in read_weights(tmp_path / "device").items():
+        if name not in matrices:
+            continue
+        rows = exact[name].flatten(1).numpy()
+        assert stored[name].dtype == np.int8
+        errors = np.abs(weights.reshape(rows.shape) - rows).max(1)
+        assert (errors < 0.501 / 127 * np.abs(rows).max(1)).all()
+        assert (np.abs(stored[name].reshape(rows.shape)).max(1) == 127).all()
 
 
 @compiled

@@ -28,13 +28,8 @@ export interface Rules {
   blocked: string[];
 }
 
-/** An array of a safetensors file, in float16 or float32. */
-export interface Tensor {
-  name: string;
-  isHalf: boolean;
-  bytes: Uint8Array;
-  count: number;
-}
+/** The arrays of a safetensors file by name. */
+export type Tensors = Map<string, Float32Array>;
 
 /** Popular texts in the order of their code points, with their counts. */
 export interface Popular {
@@ -77,23 +72,28 @@ export function readPopular(content: Uint8Array): Popular {
   return { texts: entries.map((entry) => entry.text), counts: entries.map((entry) => entry.count) };
 }
 
-export function readTensors(content: Uint8Array): Tensor[] {
+/** Read arrays of numbers, and matrices of integers whose rows have factors in the array `NAME.scale`. */
+export function readTensors(content: Uint8Array): Tensors {
   const view = new DataView(content.buffer, content.byteOffset, content.byteLength);
   const headerBytes = Number(view.getBigUint64(0, true));
   const header = parse(content.subarray(8, 8 + headerBytes)) as Record<
     string,
-    { dtype: string; shape: number[]; data_offsets: [number, number] }
+    { dtype: string; data_offsets: [number, number] }
   >;
-  const tensors: Tensor[] = [];
-  for (const [name, entry] of Object.entries(header)) {
-    if (name === "__metadata__") continue;
-    if (entry.dtype !== "F16" && entry.dtype !== "F32") {
-      throw new Error(`weights.safetensors: ${name}: expected F16 or F32, got ${entry.dtype}`);
-    }
-    const [first, last] = entry.data_offsets;
-    const count = entry.shape.reduce((product, size) => product * size, 1);
-    const bytes = content.subarray(8 + headerBytes + first, 8 + headerBytes + last);
-    tensors.push({ name, isHalf: entry.dtype === "F16", bytes, count });
+  const bytesOf = (name: string): Uint8Array => {
+    const [first, last] = header[name].data_offsets;
+    return content.slice(8 + headerBytes + first, 8 + headerBytes + last);
+  };
+  const floatsOf = (name: string): Float32Array => new Float32Array(bytesOf(name).buffer);
+  const tensors: Tensors = new Map();
+  for (const [name, { dtype }] of Object.entries(header)) {
+    if (dtype === "F32") tensors.set(name, floatsOf(name));
+    if (dtype === "I8") tensors.set(name, multiplyRows(new Int8Array(bytesOf(name).buffer), floatsOf(`${name}.scale`)));
   }
   return tensors;
+}
+
+function multiplyRows(integers: Int8Array, scales: Float32Array): Float32Array {
+  const columns = integers.length / scales.length;
+  return Float32Array.from(integers, (integer, place) => integer * scales[Math.floor(place / columns)]);
 }

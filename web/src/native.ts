@@ -1,6 +1,6 @@
 /** The compiled completer (native/completer.cpp) in WebAssembly. */
 
-import type { Model, Popular, Tensor } from "./format.js";
+import type { Model, Popular, Tensors } from "./format.js";
 
 // The arrays of a model in the order of their numbers in the compiled code.
 const ARRAYS = [
@@ -49,7 +49,7 @@ export class Native {
   static async load(
     wasm: BufferSource,
     model: Model,
-    tensors: Tensor[],
+    tensors: Tensors,
     popular: Popular,
   ): Promise<{ native: Native; newUser: Float32Array }> {
     let native: Native | null = null;
@@ -116,18 +116,12 @@ export class Native {
   }
 
   /** Fill the arrays of the model, and return the vector of a new user. */
-  private fill(tensors: Tensor[], popular: Popular): Float32Array {
+  private fill(tensors: Tensors, popular: Popular): Float32Array {
     const { exports, completer, model } = this;
-    let newUser = new Float32Array(0);
-    for (const { name, isHalf, bytes, count } of tensors) {
-      const number = ARRAYS.indexOf(name);
-      if (name === "user") newUser = new Float32Array(bytes.slice().buffer);
-      if (number < 0) continue;
-      const array = exports.completer_array(completer, number, count);
-      const pointer = this.copy(bytes);
-      if (isHalf) exports.completer_widen(pointer, array, count);
-      else this.floats(array, count).set(new Float32Array(bytes.slice().buffer));
-      exports.free(pointer);
+    for (const [number, name] of ARRAYS.entries()) {
+      const values = tensors.get(name);
+      if (values === undefined) continue;
+      this.floats(exports.completer_array(completer, number, values.length), values.length).set(values);
     }
     this.withTexts(model.tokens, (text, lengths) =>
       exports.completer_tokens(completer, text, lengths, model.tokens.length),
@@ -141,7 +135,7 @@ export class Native {
     exports.completer_blend(completer, weights, model.blend.weights.length);
     exports.free(weights);
     exports.completer_pack(completer);
-    return newUser;
+    return tensors.get("user")!;
   }
 
   private filter(text: number, bytes: number, result: number, room: number): number {

@@ -1,7 +1,7 @@
 """Export of a run to a device: files with which a browser completes texts and learns its user, without a network.
 
-docs/formats.md describes the files. Weights are rounded to float16; the values of context columns are fixed, so that a
-context vector depends only on the user.
+docs/formats.md describes the files. Matrices are rounded to int8, with a scale for each row; the values of context
+columns are fixed, so that a context vector depends only on the user.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ from factorcell.runs.run import Run
 FORMAT = 1  # number of the format of the files
 NO_LIMIT = 1e30  # `max_norm` of a rule without a limit, because JSON has no infinity
 MODEL, WEIGHTS, RULES = "model.json", "weights.safetensors", "rules.json"
+LARGEST = 127  # the largest integer in int8 whose negative is in int8
 
 
 def export_to_device(
@@ -78,12 +79,16 @@ def _checked_model(run: Run, learner: Learner) -> UserModel:
 
 
 def _tensors(run: Run, model: UserModel, context: Context) -> dict[str, Tensor]:
-    """Return the arrays of the model by their names in native/kernels.h, matrices in float16."""
+    """Return the arrays of the model by their names in native/kernels.h, matrices rounded to integers and scales."""
     arrays = {**model.arrays, **{name: array[0] for name, array in model.context_biases(context).items()}}
-    tensors = {name: array.half() if array.dim() > 1 else array for name, array in arrays.items()}
-    for name, array in tensors.items():
-        if array.dim() > 1 and not array.isfinite().all():
-            raise UserError(f"{run.folder}: {name} has numbers above 65,504, the largest in float16; train a new run")
+    tensors = {name: array for name, array in arrays.items() if array.dim() == 1}
+    for name in [name for name in arrays if name not in tensors]:
+        rows = arrays[name].flatten(1)
+        if not rows.isfinite().all():
+            raise UserError(f"{run.folder}: {name} has numbers that are not finite; train a new run")
+        scales = rows.abs().amax(1, keepdim=True) / LARGEST
+        integers = (rows / scales.clamp_min(torch.finfo().tiny)).round().to(torch.int8)
+        tensors |= {name: integers.view(arrays[name].shape), f"{name}.scale": scales[:, 0]}
     return tensors
 
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 extern "C" {
@@ -312,17 +311,6 @@ EXPORTED void completer_delete(Completer *c) { delete c; }
 
 // Numbers of arrays are those of `ARRAYS`.
 EXPORTED float *completer_array(Completer *c, int32_t number, int32_t count) { return c->array(number, count); }
-
-// Convert float16 numbers.
-EXPORTED void completer_widen(const uint16_t *from, float *to, int32_t count) {
-    for (int32_t i = 0; i < count; i++) {
-        const uint32_t sign = (from[i] & 0x8000u) << 16, exponent = from[i] >> 10 & 31, fraction = from[i] & 1023u;
-        uint32_t number = sign | (exponent + 112) << 23 | fraction << 13;
-        if (exponent == 31) number = sign | 0x7f800000u | fraction << 13;
-        std::memcpy(to + i, &number, sizeof number);
-        if (exponent == 0) to[i] = (sign ? -1.0f : 1.0f) * static_cast<float>(fraction) * 5.9604644775390625e-8f;  // 2^-24
-    }
-}
 
 EXPORTED void completer_tokens(Completer *c, const char *bytes, const int32_t *lengths, int32_t count) {
     c->tokens = split_texts(bytes, lengths, count);
