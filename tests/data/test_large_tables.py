@@ -85,7 +85,7 @@ def results(source: Any, options: dict[str, Any]) -> tuple[list[Corpus], list[An
     """Return the corpora and the arrays that a training makes of a table."""
     corpus = prepare(source, Config.of(**options))
     corpora = [corpus, *corpus.split(0.2, seed=1), corpus.select(np.arange(0, len(corpus), 9))]
-    values = [corpus.read_lengths, corpus.truncated, target_offsets(corpus), target_frequencies(corpus)]
+    values: list[Any] = [corpus.read_lengths, corpus.truncated, target_offsets(corpus), target_frequencies(corpus)]
     values += [text_hashes(corpus), *corpus.batches(20, seed=1), *corpus.batches(20)]
     if len(corpus.users):
         corpora += corpus.split_users(0.3, 1, "user")
@@ -185,7 +185,7 @@ def test_a_killed_preparation_leaves_no_file(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.usefixtures("small_blocks")
 def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(arrays.tempfile, "TemporaryFile", lambda **_: FULL_DEVICE.open("r+b", buffering=0))
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: FULL_DEVICE.open("r+b", buffering=0))
     problem = r"cannot write 0 MiB of a table that is larger than memory \(No space left on device\)"
     with pytest.raises(UserError, match=rf"^{tmp_path}: {problem}; set TMPDIR to a folder on a disk with more space$"):
         prepare(ROWS, Config.of(**WORDS))

@@ -151,7 +151,8 @@ def training_table_findings(train: Corpus, dev: Corpus) -> Iterator[Finding]:
 
 
 def _distances(numbers: NDArray[np.float32], mean: float) -> NDArray[np.float32]:
-    return np.nan_to_num(np.abs(numbers - mean))
+    distances: NDArray[np.float32] = np.nan_to_num(np.abs(numbers - mean))
+    return distances
 
 
 def repeated_texts(corpus: Corpus, hashes: NDArray[np.uint64], name: str) -> Finding | None:

@@ -60,7 +60,7 @@ class GrowingArray:
                 self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 (closed with the array)
                 weakref.finalize(self, self._file.close)
             for part in self._parts:
-                content = memoryview(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+                content = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
                 while content:
                     content = content[self._file.write(content) :]
         except OSError as error:
