@@ -135,6 +135,7 @@ def chart(rows: Sequence[Row]) -> Figure:
         axes.plot(*zip(*points, strict=True), "o-", color=colour, ms=3.5, lw=1.2, label=f"{curve[1]}, {curve[0]}")
     axes.set(xscale="log", ylim=(0, None), title="MB of private memory", xlabel="texts")
     axes.grid(axis="y")
+    charts.round_ticks(axes.xaxis, is_log=True)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     charts.add_legend(figure)
     return figure

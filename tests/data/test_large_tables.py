@@ -4,7 +4,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import tempfile
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -187,7 +186,7 @@ def test_a_killed_preparation_leaves_no_file(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.usefixtures("small_blocks")
 def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: FULL_DEVICE.open("r+b", buffering=0))
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: FULL_DEVICE.open("r+b", buffering=0))
     problem = r"cannot write 0 MiB of a table that is larger than memory \(No space left on device\)"
     with pytest.raises(UserError, match=rf"^{tmp_path}: {problem}; set TMPDIR to a folder on a disk with more space$"):
         prepare(ROWS, Config.of(**WORDS))

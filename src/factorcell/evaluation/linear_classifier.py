@@ -105,8 +105,8 @@ class LinearClassifier:
         size, features_per_text = len(variable.values) - 1, order * train.target_count / len(train) + len(others)
         cost_per_text = features_per_text * (size + READING_COST)
         labelled_rows = indices_where(mapped(lambda ids: ids > 0, _arrays(train)[target]))
-        shuffled = permutation(np.random.default_rng(0), len(labelled_rows))
-        rows = labelled_rows[shuffled[: int(min(len(shuffled), max_cost / cost_per_text))]]
+        random_order = permutation(np.random.default_rng(0), len(labelled_rows))
+        rows = labelled_rows[random_order[: int(min(len(labelled_rows), max_cost / cost_per_text))]]
         texts = train.select(np.sort(rows))
         ngrams, idf = choose_ngrams(texts, order, min_users, MAX_WEIGHTS // size)
         arrays = _arrays(texts)

@@ -359,7 +359,7 @@ class VectorReader(ColumnReader):
             self.leading_rows += len(vectors)
             return
         missing = np.full(self.size, math.nan, np.float32)
-        vectors[:0] = [None] * self.leading_rows
+        vectors = [*[None] * self.leading_rows, *vectors]
         self.leading_rows = 0
         self.values.append(np.array([missing if vector is None else vector for vector in vectors], np.float32))
 
