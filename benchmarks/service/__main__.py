@@ -2,7 +2,6 @@
 
     python -m benchmarks.service typists RUN TABLE      32 users who type, doubled until requests are refused
     python -m benchmarks.service replicas RUN TABLE     the same for one and two servers behind nginx, one core each
-    python -m benchmarks.service cost RUN TABLE         the cost of HTTP compared with the same call in Python
     python -m benchmarks.service people RUN TABLE       64 writers of one user; 10,000 requests of 100 users
     python -m benchmarks.service replay RUN TABLE       the replay of a table through the service, rank by rank
     python -m benchmarks.service limits RUN TABLE       the mean reciprocal rank of searches that are cut
@@ -62,19 +61,6 @@ def replicas(arguments: Arguments, folder: Path) -> Table:
             rows += serving.throughput(arguments.run, server, work, load, texts, arguments.most, arguments.serve)
             _say(f"{name}: done")
     return rows, serving.COLUMNS
-
-
-def cost(arguments: Arguments, folder: Path) -> Table:
-    """Measure the cost of HTTP."""
-    from benchmarks.service import cost as costs
-    from benchmarks.service.processes import run_server
-    from benchmarks.service.typists import texts_of
-
-    store = f"sqlite:///{folder}/users.db"
-    with run_server(arguments.run, store, folder / "log") as (_, port):
-        return [
-            costs.measure(arguments.run, store, port, texts_of(arguments.table, 5000), arguments.requests)
-        ], costs.COLUMNS
 
 
 def people(arguments: Arguments, folder: Path) -> Table:
@@ -189,7 +175,6 @@ def parse_arguments() -> Arguments:
         add.add_argument(
             "--serve", nargs="*", default=[], help="more options of `factorcell serve`, each as --option=value"
         )
-    kind(cost, of_run=True).add_argument("--requests", type=int, default=2000)
     add = kind(people, of_run=True)
     add.add_argument("--writers", type=int, default=64)
     add.add_argument("--people", type=int, default=100)

@@ -24,6 +24,7 @@ from tests.web.device_runs import USERS, Answers, Session, assert_same, export, 
 from tests.web.native_device import NativeDevice, read_weights
 from tests.web.tabs import DeviceError, Play
 
+WHOLE_SEARCH = {"deadline": 1e9}
 RULES = {"adagrad": LearningRule("adagrad", 0.3), "adadelta": LearningRule("adadelta", 5.0)}
 
 
@@ -77,7 +78,7 @@ def test_web_assembly_equals_python(model: dict[str, Any], play: Play, tmp_path:
     session, folder = Session.make(), export(tmp_path / "device", run)
     calls: list[list[Any]] = []
     for prefixes, text in itertools.zip_longest(session.prefixes, session.accepted):
-        calls += [["complete", prefix] for prefix in prefixes or []]
+        calls += [["complete", prefix, WHOLE_SEARCH] for prefix in prefixes or []]
         calls += [] if text is None else [["accept", text]]
     *results, vector = play(folder, [*calls, ["vector"]])
     completions = [result for (method, *_), result in zip(calls, results, strict=True) if method == "complete"]

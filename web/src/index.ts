@@ -36,7 +36,7 @@ export class WorkerCompleter {
     });
   }
 
-  /** Return at most `count` texts that continue `text`; the search of the model ends after `deadline` milliseconds. */
+  /** Return at most `count` texts that continue `text`; the model searches for at most `deadline` milliseconds. */
   complete(text: string, options: { count?: number; deadline?: number } = {}): Promise<Suggestion[]> {
     return this.call("complete", text, options);
   }
