@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from factorcell import fit
 from factorcell.config import Config
@@ -76,7 +77,12 @@ def frequent_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_processes(count: int, work: Callable[[], object]) -> list[int]:
     """Do `work` in processes with the environment that torchrun sets; return their exit codes."""
-    variables = {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    port = free_port()
+    variables = {
+        **{"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
+        # This process has the store, as torchrun does, so that it lives longer than the first process.
+        **{"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"},
+    }
 
     def work_in_process(rank: int) -> None:
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
@@ -91,7 +97,10 @@ def run_processes(count: int, work: Callable[[], object]) -> list[int]:
             raise
 
     children = [start_process(partial(work_in_process, rank)) for rank in range(count)]
-    return [wait_for_exit(child) for child in children]
+    store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    codes = [wait_for_exit(child) for child in children]
+    del store
+    return codes
 
 
 def texts(options: dict[str, Any]) -> tuple[Corpus, Corpus]:
