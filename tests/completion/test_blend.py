@@ -233,6 +233,19 @@ def test_without_a_user_the_model_alone_suggests() -> None:
     assert blend.complete("a", context={"city": "Oslo"}) == completer.complete("a", context={"city": "Oslo"})
 
 
+def test_known_texts_in_another_case_come_last() -> None:
+    popularity = Popularity.fit(["Abc"] * 9 + ["abba"] * 2 + ["ABBA"], min_count=1)
+    weights = replace(weights_of("popularity"), threshold=1.0)  # no inventions
+    blend, user = Blend(make_run(), popularity, weights), User.new(make_run())
+    assert suggested(blend, "ab", user) == ["abba", "Abc", "ABBA"]
+    assert suggested(blend, "aB", user) == ["Abc", "abba", "ABBA"]
+    suggestions = blend.complete("ab", replace(user, history=History(("abC",))))
+    assert [s.text for s in suggestions if s.text.startswith("ab")] == [s.text for s in suggestions[:2]]
+    assert {s.text for s in suggestions} == {"abba", "abC", "Abc", "ABBA"}
+    assert sum(math.exp(s.log_probability) for s in suggestions) < 1
+    assert [s.log_probability for s in suggestions] == sorted((s.log_probability for s in suggestions), reverse=True)
+
+
 def test_all_sources_forgive_typos() -> None:
     run = make_run()
     user = replace(User.new(run), history=History(("abccba",)))

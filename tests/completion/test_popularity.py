@@ -40,6 +40,21 @@ def test_suggestions_are_the_most_frequent_texts_that_begin_with_the_prefix(
     check_equal(popularity.complete(prefix, k), expected_suggestions(queries, prefix, k, min_count))
 
 
+@settings(max_examples=150)
+@given(
+    queries=st.lists(st.text("aAbBéÉ", max_size=4), max_size=40),
+    prefix=st.text("aAbBéÉ", max_size=2),
+    k=st.integers(1, 9),
+)
+def test_texts_in_another_case_are_the_most_frequent_ones(queries: list[str], prefix: str, k: int) -> None:
+    counts = Counter(filter(None, queries))
+    longer = [text for text in counts if text.lower().startswith(prefix.lower()) and len(text) > len(prefix)]
+    expected = sorted((text for text in longer if not text.startswith(prefix)), key=lambda text: (-counts[text], text))
+    suggestions = Popularity.fit(queries, min_count=1).complete_in_other_case(prefix, k)
+    assert [suggestion.text for suggestion in suggestions] == expected[:k]
+    assert {suggestion.typos for suggestion in suggestions} <= {0}
+
+
 def test_many_texts_are_ranked_by_count_and_then_by_alphabet() -> None:
     rng = random.Random(1)
     queries = ["".join(rng.choices("abcd", k=rng.randint(1, 9))) for _ in range(20_000)]

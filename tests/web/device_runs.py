@@ -16,7 +16,9 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.runs.run import Run
 from tests.small_runs import as_any, make_letters
 
-WORDS = "bread butter baked beans banana boat how to bake a cake café crème brûlée straße new york newton".split()
+WORDS = (
+    "bread butter baked beans banana boat how to bake a cake café crème brûlée straße new york newton Bread Banana How"
+).split()
 USERS = {"user": "city", "context": (), "min_user_count": 1}
 ACCEPTED_COUNT, PREFIX_COUNT = 20, 200
 # Without other threads of V8: at its end, Node would wait for the compiler in another thread, which can wait for a

@@ -3,6 +3,7 @@
 import ctypes
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from factorcell.completion.online import OPTIMIZERS
+from factorcell.data.text_folds import lower_case
 from factorcell.nn.kernels import library
 
 # The arrays of a model in the order of their numbers in native/completer.cpp
 ARRAYS = (
     "embedding weight bias norm projection joint concat left right context_bias user_bias joint_bias output_bias"
 ).split()
-FILTER = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 
 
 class NativeDevice:
@@ -41,14 +43,14 @@ class NativeDevice:
             if name in ARRAYS:
                 target = self.call("array", self.completer, ARRAYS.index(name), array.size)
                 ctypes.memmove(target, array.ctypes.data, array.nbytes)
+        self.functions = [FUNCTION(partial(apply, function)) for function in (accept, lower_case)]
+        self.call("functions", self.completer, *self.functions)
         self.call("tokens", self.completer, *packed(model["tokens"]), len(model["tokens"]))
         rows = [json.loads(line) for line in (folder / "popularity.jsonl").read_text().splitlines()[1:]]
         counts = np.array([row["count"] for row in rows], np.float64)
         self.call("popular", self.completer, *packed([row["text"] for row in rows]), counts, len(rows))
         self.call("blend", self.completer, np.array(blend["weights"]), len(blend["weights"]))
         self.call("pack", self.completer)
-        self.filter = FILTER(lambda *values: decide(accept, *values))
-        self.call("filter", self.completer, self.filter)
         self.texts = list[str]()
         self.vector[:] = arrays["user"]
         self.begin()
@@ -106,11 +108,11 @@ def packed(texts: Sequence[str]) -> tuple[bytes, np.ndarray]:
     return b"".join(parts), np.array([len(part) for part in parts], np.int32)
 
 
-def decide(accept: Callable[[str], str | None], text: int, size: int, result: int, room: int) -> int:
-    completion = ctypes.string_at(text, size).decode()
-    accepted = accept(completion)
-    if accepted is None or accepted == completion:
-        return 0 if accepted is None else -1
-    content = accepted.encode()[:room]
+def apply(function: Callable[[str], str | None], pointer: int, size: int, result: int, room: int) -> int:
+    text = ctypes.string_at(pointer, size).decode()
+    changed = function(text)
+    if changed is None or changed == text:
+        return 0 if changed is None else -1
+    content = changed.encode()[:room]
     ctypes.memmove(result, content, len(content))
     return len(content)

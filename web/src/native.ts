@@ -1,5 +1,6 @@
 /** The compiled completer (native/completer.cpp) in WebAssembly. */
 
+import { lowerCase } from "./folds.js";
 import type { Model, Popular, Tensors } from "./format.js";
 
 // The arrays of a model in the order of their numbers in the compiled code.
@@ -56,7 +57,8 @@ export class Native {
     const module = await WebAssembly.compile(wasm);
     const functions: Record<string, (...values: number[]) => number> = {
       factorcell_now: () => performance.now() / 1000,
-      factorcell_filter: (text, bytes, result, room) => native!.filter(text, bytes, result, room),
+      factorcell_filter: (...values) => native!.apply(native!.accept, values),
+      factorcell_lower_case: (...values) => native!.apply(lowerCase, values),
     };
     const imports: WebAssembly.Imports = {};
     for (const { module: name, name: field } of WebAssembly.Module.imports(module)) {
@@ -138,13 +140,14 @@ export class Native {
     return tensors.get("user")!;
   }
 
-  private filter(text: number, bytes: number, result: number, room: number): number {
-    const completion = this.decode(text, bytes);
-    const accepted = this.accept(completion);
-    if (accepted === null) return 0;
-    if (accepted === completion) return UNCHANGED;
+  /** Apply a function to a text in memory, and write its result, as compiled code expects. */
+  private apply(change: Accept, [pointer, bytes, result, room]: number[]): number {
+    const text = this.decode(pointer, bytes);
+    const changed = change(text);
+    if (changed === null) return 0;
+    if (changed === text) return UNCHANGED;
     const target = new Uint8Array(this.exports.memory.buffer, result, room);
-    return new TextEncoder().encodeInto(accepted, target).written;
+    return new TextEncoder().encodeInto(changed, target).written;
   }
 
   private floats(pointer: number, count: number): Float32Array {

@@ -307,8 +307,8 @@ class Blend(Completer):
         """Return the best `k` texts that continue a typed text; `parts` says what each source adds to the score.
 
         Each source proposes at least `MIN_PROPOSALS` texts. If the model finds no text in time, only the other
-        sources propose texts. Without a user, only the model proposes texts. The arguments are those of
-        `Completer.suggest`.
+        sources propose texts. Without a user, only the model proposes texts. Known texts that begin with the prefix in
+        another case come last. The arguments are those of `Completer.suggest`.
         """
         [k] = limits.check(count=k)
         user = typed_text.user
@@ -317,18 +317,38 @@ class Blend(Completer):
         size = max(k, MIN_PROPOSALS)
         proposed = super().suggest(typed_text, size, deadline, stop)
         candidates = self.candidates(typed_text.text, proposed.suggestions, user.history, size)
-        return replace(proposed, suggestions=self.weights.merge(candidates, size)[:k])
+        suggestions = self.weights.merge(candidates, size)
+        if len(suggestions) < size:
+            suggestions += self._in_other_case(typed_text.text, user.history, candidates, size - len(suggestions))
+        return replace(proposed, suggestions=suggestions[:k])
 
     def candidates(self, prefix: str, model_suggestions: Sequence[Suggestion], history: History, k: int) -> Candidates:
         """Return the texts that the sources propose; each source proposes at most `k` texts."""
         popularity, typos = self.popularity, self.max_typos
         popular_suggestions = [] if popularity is None else popularity.complete(prefix, k, typos)
-        suggestions = [*model_suggestions[:k], *popular_suggestions, *history.complete(prefix, k, typos)]
-        typos_by_text = {suggestion.text: suggestion.typos for suggestion in suggestions}
+        known_suggestions = [*popular_suggestions, *history.complete(prefix, k, typos)]
+        return self._new_candidates(prefix, model_suggestions[:k], known_suggestions, history)
+
+    def _in_other_case(self, prefix: str, history: History, candidates: Candidates, k: int) -> list[Suggestion]:
+        """Return the best `k` known texts that begin with `prefix` in another case only."""
+        popular_suggestions = self.popularity.complete_in_other_case(prefix, MIN_PROPOSALS) if self.popularity else []
+        known_suggestions = [*popular_suggestions, *history.complete_in_other_case(prefix, MIN_PROPOSALS)]
+        new_suggestions = [suggestion for suggestion in known_suggestions if suggestion.text not in candidates.texts]
+        if not new_suggestions:
+            return []
+        best = self.weights.merge(self._new_candidates(prefix, [], new_suggestions, history), k)
+        log_none = float(self.weights.rank(candidates, 0).log_probabilities[-1])
+        return [replace(suggestion, log_probability=suggestion.log_probability + log_none) for suggestion in best]
+
+    def _new_candidates(
+        self, prefix: str, model_suggestions: Sequence[Suggestion], known: Sequence[Suggestion], history: History
+    ) -> Candidates:
+        """Return the candidates that the model, and popular texts and the history, suggest."""
+        typos_by_text = {suggestion.text: suggestion.typos for suggestion in (*model_suggestions, *known)}
         features = compute_features(
             list(typos_by_text),
-            {suggestion.text: suggestion.log_probability for suggestion in model_suggestions[:k]},
-            {} if popularity is None else popularity.counts,
+            {suggestion.text: suggestion.log_probability for suggestion in model_suggestions},
+            {} if self.popularity is None else self.popularity.counts,
             history,
             len(prefix),
         )

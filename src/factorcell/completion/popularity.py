@@ -6,9 +6,9 @@
 Shapes: N texts, R texts that match, L characters of the prefix.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from factorcell.completion.typos import Distances, Floats, Ints, TypoCounts, max_typos_for
 from factorcell.config import HISTORY_COLUMN
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.text_folds import MAX_BYTES, byte_length, clean_text, same_prefix, same_text
+from factorcell.data.text_folds import MAX_BYTES, byte_length, clean_text, lower_case, same_prefix, same_text
 from factorcell.errors import UserError
 from factorcell.options import limits
 from factorcell.runs.run import Run
@@ -61,13 +61,7 @@ class TextLookup:
         Texts with typing errors come last, ordered by the logarithm of their share minus the cost of the errors.
         """
         prefix, [typos] = same_prefix(prefix), limits.check(typos=typos)
-        begin = bisect_left(self.texts, prefix)
-        end = bisect_right(self.texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
-        if begin < end and self.texts[begin] == prefix:
-            begin += 1  # the prefix itself is not a completion
-        ranks = self.ranks[begin:end]
-        best = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
-        rows = begin + best[np.argsort(ranks[best])]
+        rows = self._best(np.arange(*_range_after(self.texts, prefix)), k)
         columns = [(rows, self.log_shares[rows], np.zeros(len(rows), dtype=np.int16))]
         if len(rows) < k and (max_typos := max_typos_for(len(prefix), typos)):
             columns.append(self._find_corrected(prefix, max_typos, k - len(rows)))
@@ -76,6 +70,21 @@ class TextLookup:
             for arrays in columns
             for row, log_probability, typo_count in zip(*(array.tolist() for array in arrays), strict=True)
         ]
+
+    def complete_in_other_case(self, prefix: str, k: int = 10) -> list[Suggestion]:
+        """Return the best `k` texts that are longer than `prefix` and begin with it in another case only."""
+        prefix = same_prefix(prefix)
+        forms, form_rows = self._forms
+        rows = form_rows[slice(*_range_after(forms, lower_case(prefix)))]
+        same_begin, same_end = _range_after(self.texts, prefix)
+        best = self._best(rows[(rows < same_begin) | (rows >= same_end)], k)
+        return [Suggestion(self.texts[row], float(self.log_shares[row]), self.source) for row in best.tolist()]
+
+    def _best(self, rows: Ints, k: int) -> Ints:
+        """Return the `k` of `rows` whose texts have the largest shares, sorted."""
+        ranks = self.ranks[rows]
+        best = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
+        return rows[best[np.argsort(ranks[best])]]
 
     def _find_corrected(self, prefix: str, max_typos: int, count: int) -> tuple[Ints, Floats, TypoCounts]:
         """Return the best `count` texts that begin with a correction of `prefix`: their rows, scores and typos."""
@@ -114,6 +123,18 @@ class TextLookup:
         content = "".join(f"{text}\0" for text in self.texts).encode("utf-32-le")
         characters: Ints = np.frombuffer(content, dtype=np.uint32).astype(np.int64)
         return characters, np.append(0, np.flatnonzero(characters == 0) + 1)[:-1]
+
+    @cached_property
+    def _forms(self) -> tuple[list[str], Ints]:
+        """All texts in lower case, sorted, and their rows (N,)."""
+        forms = sorted((lower_case(text), row) for row, text in enumerate(self.texts))
+        return [form for form, _ in forms], np.array([row for _, row in forms], dtype=np.int64)
+
+
+def _range_after(texts: Sequence[str], prefix: str) -> tuple[int, int]:
+    """Return where those of the sorted `texts` begin and end that are longer than `prefix` and begin with it."""
+    begin = bisect_right(texts, prefix)
+    return begin, bisect_right(texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
 
 
 class Popularity(TextLookup):
@@ -210,6 +231,10 @@ class History:
     def complete(self, prefix: str, k: int = 10, typos: int = 0) -> list[Suggestion]:
         """Return the best `k` texts, as `TextLookup.complete` does; a share is a part of the sum of all weights."""
         return self._lookup.complete(prefix, k, typos)
+
+    def complete_in_other_case(self, prefix: str, k: int = 10) -> list[Suggestion]:
+        """Return the best `k` texts that begin with `prefix` in another case only."""
+        return self._lookup.complete_in_other_case(prefix, k)
 
     @cached_property
     def _lookup(self) -> TextLookup:

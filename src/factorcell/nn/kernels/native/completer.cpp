@@ -26,18 +26,27 @@ const float *Learning::*const ARRAYS[] = {
 
 int64_t round_up(int64_t count, int64_t whole) { return (count + whole - 1) / whole * whole; }
 
+std::string transform_text(TextFunction function, const std::string &text) {
+    std::vector<char> room(4 * text.size() + 4);
+    const int32_t size = static_cast<int32_t>(text.size());
+    const int32_t bytes = function(text.data(), size, room.data(), static_cast<int32_t>(room.size()));
+    return bytes < 0 ? text : std::string(room.data(), bytes);
+}
+
 int64_t count_characters(const std::string &text) {
     return std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; });
 }
 
 }  // namespace
 
-TextLookup::TextLookup(std::vector<std::string> texts_, std::vector<double> weights_)
-    : texts(std::move(texts_)), weights(std::move(weights_)), ranks(texts.size()) {
+TextLookup::TextLookup(std::vector<std::string> texts_, std::vector<double> weights_, TextFunction lower_case_)
+    : texts(std::move(texts_)), weights(std::move(weights_)), ranks(texts.size()), lower_case(lower_case_) {
     std::vector<int64_t> order(texts.size());
     for (size_t i = 0; i < order.size(); i++) order[i] = static_cast<int64_t>(i);
     std::stable_sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return weights[i] > weights[j]; });
     for (size_t rank = 0; rank < order.size(); rank++) ranks[order[rank]] = static_cast<int64_t>(rank);
+    for (size_t i = 0; i < texts.size(); i++) forms.emplace_back(transform_text(lower_case, texts[i]), static_cast<int64_t>(i));
+    std::sort(forms.begin(), forms.end());
 }
 
 std::vector<int64_t> TextLookup::complete(const std::string &prefix, int64_t k) const {
@@ -49,10 +58,27 @@ std::vector<int64_t> TextLookup::complete(const std::string &prefix, int64_t k) 
     std::vector<int64_t> found;
     for (auto text = first; text != last; ++text)
         if (text->size() > prefix.size()) found.push_back(text - texts.begin());
-    const auto middle = found.begin() + std::min<int64_t>(k, static_cast<int64_t>(found.size()));
-    std::partial_sort(found.begin(), middle, found.end(), [&](int64_t i, int64_t j) { return ranks[i] < ranks[j]; });
-    found.erase(middle, found.end());
-    return found;
+    return best(std::move(found), k);
+}
+
+std::vector<int64_t> TextLookup::complete_in_other_case(const std::string &prefix, int64_t k) const {
+    std::vector<int64_t> found;
+    if (texts.empty()) return found;
+    const std::string form = transform_text(lower_case, prefix);
+    auto place = std::lower_bound(forms.begin(), forms.end(), std::make_pair(form, int64_t{0}));
+    for (; place != forms.end() && place->first.compare(0, form.size(), form) == 0; ++place) {
+        const bool has_case_of_prefix = texts[place->second].compare(0, prefix.size(), prefix) == 0;
+        if (place->first.size() > form.size() && !has_case_of_prefix) found.push_back(place->second);
+    }
+    return best(std::move(found), k);
+}
+
+// Return the `k` texts of `numbers` with the largest weights, in this order.
+std::vector<int64_t> TextLookup::best(std::vector<int64_t> numbers, int64_t k) const {
+    const auto middle = numbers.begin() + std::min<int64_t>(k, static_cast<int64_t>(numbers.size()));
+    std::partial_sort(numbers.begin(), middle, numbers.end(), [&](int64_t i, int64_t j) { return ranks[i] < ranks[j]; });
+    numbers.erase(middle, numbers.end());
+    return numbers;
 }
 
 int64_t TextLookup::find(const std::string &text) const {
@@ -117,7 +143,7 @@ void Completer::set_history(const std::vector<std::string> &entered) {
         weights[place] += weight, total += weight, ages[place] = static_cast<int64_t>(age);
     }
     for (double &weight : weights) weight /= total;
-    history = TextLookup(std::move(distinct), std::move(weights));
+    history = TextLookup(std::move(distinct), std::move(weights), lower_case);
 }
 
 Request Completer::request() const {
@@ -210,16 +236,27 @@ void Completer::complete(const std::vector<int64_t> &ids, const std::string &pre
         read(ids);
         proposed = propose(prefix, static_cast<int64_t>(ids.size()), size, seconds);
     }
-    blend(prefix, std::move(proposed), size);
+    std::vector<std::string> texts, others;
+    for (const auto &suggestion : proposed) texts.push_back(suggestion.text);
+    for (const TextLookup *known : {&popular, &history})
+        for (const int64_t i : known->complete(prefix, size)) texts.push_back(known->texts[i]);
+    suggestions.clear();
+    const double log_none = blend(prefix, texts, proposed, size, 0);
+    if (const int64_t missing = size - static_cast<int64_t>(suggestions.size())) {
+        for (const TextLookup *known : {&popular, &history})
+            for (const int64_t i : known->complete_in_other_case(prefix, MIN_PROPOSALS)) {
+                const std::string &text = known->texts[i];
+                if (std::find(texts.begin(), texts.end(), text) == texts.end()) others.push_back(text);
+            }
+        blend(prefix, others, {}, missing, log_none);
+    }
     if (static_cast<int64_t>(suggestions.size()) > k) suggestions.resize(k);
 }
 
-// Blend the proposals of the model with popular texts and those of the history.
-void Completer::blend(const std::string &prefix, std::vector<DeviceSuggestion> proposed, int64_t size) {
-    std::vector<std::string> texts;
-    for (const auto &suggestion : proposed) texts.push_back(suggestion.text);
-    for (const int64_t i : popular.complete(prefix, size)) texts.push_back(popular.texts[i]);
-    for (const int64_t i : history.complete(prefix, size)) texts.push_back(history.texts[i]);
+// Append the best `size` of `texts` to the suggestions; `log_share` is the log probability that one of all is right. Return
+// the log probability that none is.
+double Completer::blend(const std::string &prefix, std::vector<std::string> texts,
+                        const std::vector<DeviceSuggestion> &proposed, int64_t size, double log_share) {
     std::sort(texts.begin(), texts.end());
     texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
     const int64_t count = static_cast<int64_t>(texts.size()), feature_count = static_cast<int64_t>(blend_weights.size());
@@ -243,12 +280,12 @@ void Completer::blend(const std::string &prefix, std::vector<DeviceSuggestion> p
     a.suggestions = listed.data();
     factorcell_features(&a);
     factorcell_blend(&a);
-    suggestions.clear();
     for (int64_t i = 0; i < a.count; i++) {
         const int64_t text = listed[i];
         const int64_t sources = !std::isnan(logs[text]) + 2 * (counts[text] != 0) + 4 * (shares[text] != 0);
-        suggestions.push_back({texts[text], log_probabilities[text], sources});
+        suggestions.push_back({texts[text], log_share + log_probabilities[text], sources});
     }
+    return log_share + log_probabilities[count];
 }
 
 double Completer::learn(const std::vector<int64_t> &ids) {
@@ -271,9 +308,11 @@ double Completer::learn(const std::vector<int64_t> &ids) {
 
 #if defined(__wasm__)
 #define EXPORTED __attribute__((used, visibility("default")))
-// The filter of the program that imports the module
-extern "C" __attribute__((import_module("env"), import_name("factorcell_filter"))) int32_t
-factorcell_filter(const char *text, int32_t bytes, char *result, int32_t room);
+// Functions of the program that imports the module
+#define IMPORTED(name) extern "C" __attribute__((import_module("env"), import_name(#name))) int32_t \
+    name(const char *text, int32_t bytes, char *result, int32_t room);
+IMPORTED(factorcell_filter)
+IMPORTED(factorcell_lower_case)
 #else
 #define EXPORTED
 #endif
@@ -302,7 +341,7 @@ EXPORTED Completer *completer_new(const int32_t *sizes, double rate, double max_
     c->start = sizes[7], c->end = sizes[8], c->max_tokens = sizes[9], c->optimizer_rows = sizes[10];
     c->rate = rate, c->max_norm = max_norm, c->threshold = threshold;
 #if defined(__wasm__)
-    c->filter = factorcell_filter;
+    c->filter = factorcell_filter, c->lower_case = factorcell_lower_case;
 #endif
     return c;
 }
@@ -319,7 +358,8 @@ EXPORTED void completer_tokens(Completer *c, const char *bytes, const int32_t *l
 // Texts in the order of their bytes, with their counts.
 EXPORTED void completer_popular(Completer *c, const char *bytes, const int32_t *lengths, const double *counts,
                                 int32_t count) {
-    c->popular = TextLookup(split_texts(bytes, lengths, count), std::vector<double>(counts, counts + count));
+    std::vector<double> weights(counts, counts + count);
+    c->popular = TextLookup(split_texts(bytes, lengths, count), std::move(weights), c->lower_case);
 }
 
 EXPORTED void completer_blend(Completer *c, const double *weights, int32_t count) {
@@ -337,7 +377,9 @@ EXPORTED void completer_history(Completer *c, const char *bytes, const int32_t *
     c->set_history(split_texts(bytes, lengths, count));
 }
 
-EXPORTED void completer_filter(Completer *c, TextFilter filter) { c->filter = filter; }
+EXPORTED void completer_functions(Completer *c, TextFunction filter, TextFunction lower_case) {
+    c->filter = filter, c->lower_case = lower_case;
+}
 
 // Return the number of suggestions; the model proposes none without `searches`.
 EXPORTED int32_t completer_complete(Completer *c, const int32_t *ids, int32_t count, const char *prefix, int32_t bytes,

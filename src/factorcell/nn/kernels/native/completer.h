@@ -6,14 +6,18 @@
 #include <string>
 #include <vector>
 
+// Reads a text and writes another one to `result`, which has `room` bytes. Returns its bytes, or -1 if it is the same text.
+typedef int32_t (*TextFunction)(const char *text, int32_t bytes, char *result, int32_t room);
+
 // Texts with counts or other weights, in the order of their bytes. Texts with larger weights come first in completions.
 class TextLookup {
   public:
     TextLookup() = default;
-    // The texts have to be sorted and distinct.
-    TextLookup(std::vector<std::string> texts, std::vector<double> weights);
-    // The numbers of the best `k` texts that are longer than `prefix` and begin with it.
+    // The texts have to be sorted and distinct; `lower_case` returns them in lower case.
+    TextLookup(std::vector<std::string> texts, std::vector<double> weights, TextFunction lower_case);
+    // The numbers of the best `k` texts that are longer than `prefix` and begin with it, or only in another case.
     std::vector<int64_t> complete(const std::string &prefix, int64_t k) const;
+    std::vector<int64_t> complete_in_other_case(const std::string &prefix, int64_t k) const;
     // The number of a text, or -1.
     int64_t find(const std::string &text) const;
 
@@ -21,7 +25,11 @@ class TextLookup {
     std::vector<double> weights;
 
   private:
+    std::vector<int64_t> best(std::vector<int64_t> numbers, int64_t k) const;
+
     std::vector<int64_t> ranks;  // 0 for the text with the largest weight; equal weights in the order of the texts
+    std::vector<std::pair<std::string, int64_t>> forms;  // the texts in lower case, sorted, with their numbers
+    TextFunction lower_case = nullptr;
 };
 
 // What a `Suggestion` has in Python. `sources` has a bit for each source: 1 model, 2 popularity, 4 history.
@@ -30,10 +38,6 @@ struct DeviceSuggestion {
     double log_probability;
     int64_t sources;
 };
-
-// Decides about a completion of the model: 0 if it may not be suggested, -1 if it may be suggested unchanged, otherwise the
-// bytes of the text that is suggested instead, in `result`, which has `room` bytes.
-typedef int32_t (*TextFilter)(const char *text, int32_t bytes, char *result, int32_t room);
 
 class Completer {
   public:
@@ -59,7 +63,8 @@ class Completer {
     double threshold = 0;
     std::vector<float> vector, state;
     std::vector<DeviceSuggestion> suggestions;
-    TextFilter filter = nullptr;
+    TextFunction filter = nullptr;  // writes the text to suggest for a completion of the model; empty if there is none
+    TextFunction lower_case = nullptr;
 
   private:
     void read(const std::vector<int64_t> &ids);
@@ -67,7 +72,8 @@ class Completer {
     Request request() const;
     Search search() const;
     std::vector<DeviceSuggestion> propose(const std::string &prefix, int64_t typed, int64_t k, double seconds);
-    void blend(const std::string &prefix, std::vector<DeviceSuggestion> proposed, int64_t size);
+    double blend(const std::string &prefix, std::vector<std::string> texts, const std::vector<DeviceSuggestion> &proposed,
+                 int64_t size, double log_share);
 
     const Kernels &kernels;
     Learning model;
