@@ -97,7 +97,7 @@ def run_processes(count: int, work: Callable[[], object]) -> list[int]:
             raise
 
     children = [start_process(partial(work_in_process, rank)) for rank in range(count)]
-    store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     codes = [wait_for_exit(child) for child in children]
     del store
     return codes
