@@ -99,7 +99,12 @@ FAULTS = [
         "categories",
         "nn/test_context_inputs.py nn/test_context_model.py nn/test_spelling.py",
     ),
-    Fault("completion/popularity.py", "begin += 1", "begin += 0", "completion/test_popularity.py"),
+    Fault(
+        "completion/popularity.py",
+        "begin = bisect_right(texts, prefix)",
+        "begin = max(0, bisect_right(texts, prefix) - 1)",
+        "completion/test_popularity.py",
+    ),
     Fault("completion/popularity.py", "age / HALF_LIFE", "age // HALF_LIFE", "completion/test_popularity.py"),
     Fault("completion/popularity.py", " | (beginnings[1:] != beginnings[:-1])", "", "completion/test_fuzzy.py"),
     Fault(

@@ -41,7 +41,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a training reads, and how fast it learns."""
+    """The number of tokens, the size of a batch, the learning rate and the seed of a training."""
 
     tokens: int  # targets of all steps: the tokens of the texts and their end tokens
     batch_tokens: int
@@ -51,7 +51,7 @@ class Budget:
 
 @dataclass
 class Progress:
-    """What a training has done so far, in all processes that have worked on it."""
+    """The progress of a training, in all processes that have worked on it."""
 
     step: int = 0
     read_tokens: int = 0  # with the names that are read before the texts

@@ -98,7 +98,7 @@ def kill(processes: Iterable[int]) -> None:
 
 
 def workers_of(process: subprocess.Popen[bytes], engine: Engine) -> set[int]:
-    """Return the ids of the worker processes; the daemon of Spark, a child of Java that forks them, is none."""
+    """Return the ids of the worker processes; not of the daemon of Spark, a child of Java that forks them."""
     ids = [number for number in descendants(process.pid) if engine.worker in command_line(number)]
     return {number for number in ids if engine.package != "pyspark" or "java" not in command_line(parent_of(number))}
 

@@ -1,10 +1,11 @@
-"""Benchmarks and experiments import only names that exist; no other test runs all of them."""
+"""Benchmarks and experiments name only things that exist; no other test runs all of them."""
 
 import ast
 import importlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from benchmarks.planted_faults import FAULTS
 from tests import ROOT
 
 
@@ -25,3 +26,9 @@ def test_scripts_import_existing_names() -> None:
         if not hasattr(importlib.import_module(module), name) and find_spec(f"{module}.{name}") is None
     ]
     assert missing == []
+
+
+def test_planted_faults_are_in_the_source() -> None:
+    for fault in FAULTS:
+        assert fault.text in (ROOT / "src" / "factorcell" / fault.path).read_text(encoding="utf-8"), fault
+        assert all((ROOT / "tests" / name).exists() for name in fault.tests.split()), fault

@@ -130,7 +130,7 @@ def test_the_number_of_processes_does_not_change_the_corpus(tokenizer: str, monk
     monkeypatch.setattr(tokenizing, "SEQUENTIAL_CHUNKS", 1)
     monkeypatch.setattr(memory, "usable_cores", lambda: 3)
     monkeypatch.setenv(memory.PROCESSES_VARIABLE, "3")
-    assert tokenizing.ChunkTokenizer(WordTokenizer(config.tokenizer), None).process_count == 3
+    assert tokenizing.ChunkTokenizer(WordTokenizer(config.tokenizer), None).worker_count == 3
     assert_same_corpus(prepare(ROWS, config), expected)
 
 

@@ -53,7 +53,7 @@ def test_autocast_trains_adapters_with_their_precision(targets: Any, tokens: Ten
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_peft_applies_the_rank_of_each_exported_map(tmp_path: Path) -> None:
-    """huggingface/peft#3582: patterns with the whole path of a map matched no map, and nothing said so."""
+    """huggingface/peft#3582: patterns with the whole path of a map matched no map, without an error."""
     run = random_run(tmp_path, "llama", adapt=("factor",))
     export(run, tmp_path / "lora", context={"city": "Oslo"})
     lora = load_peft(tmp_path / "llama", tmp_path / "lora")

@@ -85,7 +85,7 @@ class TextCounts:
         def hash_texts(rows: slice) -> NDArray[np.uint64]:
             return digests(restore_text(row).encode() for row in range(rows.start, rows.stop))
 
-        # Only the texts of enough users are stored, because they may be few of all texts.
+        # The dictionary has only the texts of enough users: all distinct texts may not fit into memory.
         hashes = join(map(hash_texts, blocks(len(corpus))))
         shared = shared_hashes(((hashes[rows], corpus.users[rows]) for rows in blocks(len(corpus))), min_users)
         shared_rows = indices_where(mapped(lambda block: are_shared(block, shared), hashes))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
-from factorcell.io.memory import PROCESSES_VARIABLE, process_count
+from factorcell.io.memory import PROCESSES_VARIABLE, worker_count
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
 SEQUENTIAL_CHUNKS = 16  # shorter tables are split before worker processes would have started
@@ -85,7 +85,7 @@ def _end_with_parent() -> None:
 
 
 class ChunkTokenizer:
-    """Splits chunks of texts in `process_count` processes, and returns them in their order.
+    """Splits chunks of texts in `worker_count` processes, and returns them in their order.
 
     A tokenizer with a vocabulary splits in this process: it would have to be sent with each chunk, and `tokenizers`
     uses threads.
@@ -94,7 +94,7 @@ class ChunkTokenizer:
     def __init__(self, tokenizer: Tokenizer, max_tokens: int | None) -> None:
         self.tokenizer, self.max_tokens, self.chunk_count = tokenizer, max_tokens, 0
         is_trained = len(tokenizer) > len(set(tokenizer.specials))
-        self.process_count = 1 if is_trained else process_count()
+        self.worker_count = 1 if is_trained else worker_count()
         self._pool: ProcessPoolExecutor | None = None
         self._results = deque[Future[TokenizedChunk]]()
 
@@ -108,15 +108,15 @@ class ChunkTokenizer:
     def add(self, texts: Sequence[str]) -> Iterator[TokenizedChunk]:
         """Split the texts of a chunk, and yield the chunks that are ready: this one, or earlier ones."""
         self.chunk_count += 1
-        if self.process_count == 1 or self.chunk_count <= SEQUENTIAL_CHUNKS:
+        if self.worker_count == 1 or self.chunk_count <= SEQUENTIAL_CHUNKS:
             yield tokenize(self.tokenizer, self.max_tokens, texts)
             return
         if self._pool is None:
             # A forked process could wait forever for a lock that a thread of this process had.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.process_count, context, initializer=_end_with_parent)
+            self._pool = ProcessPoolExecutor(self.worker_count, context, initializer=_end_with_parent)
         self._results.append(self._pool.submit(tokenize, self.tokenizer, self.max_tokens, texts))
-        yield from self.finish(max(0, len(self._results) - CHUNKS_PER_PROCESS * self.process_count))
+        yield from self.finish(max(0, len(self._results) - CHUNKS_PER_PROCESS * self.worker_count))
 
     def finish(self, count: int | None = None) -> Iterator[TokenizedChunk]:
         """Yield the next `count` chunks, by default all that were added."""

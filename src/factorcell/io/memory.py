@@ -56,8 +56,8 @@ def format_bytes(count: int) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / (1 << 20):,.0f} MiB"
 
 
-def process_count() -> int:
-    """Return the number of processes that may work on a task: `PROCESSES_VARIABLE`, at most the number of cores."""
+def worker_count() -> int:
+    """Return the number of worker processes that may share a task: `PROCESSES_VARIABLE`, or all cores if it is more."""
     text = os.environ.get(PROCESSES_VARIABLE, "1")
     if not text.isdecimal() or not int(text):
         raise UserError(f"{PROCESSES_VARIABLE}: expected a number of processes, got {text!r:.60}")
