@@ -250,7 +250,7 @@ def measure_case(config: Config, tables: Tables, folder: Path, plan: Plan, case:
         "read_tokens": progress.read_tokens,
         "steps": len(batches),
         "minutes": progress.training_seconds / 60,
-        "processor_seconds": round(progress.processor_seconds + time.process_time() - trained_until, 1),
+        "processor_seconds": round(progress.processor_seconds + time.process_time() - trained_until, 3),
         "device": torch.cuda.get_device_name(base.device) if base.device.type == "cuda" else "processor",
         "precision": stage.precision,
     }
