@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from factorcell import fit
 from factorcell.config import Config
@@ -26,7 +27,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs.run import Run
-from factorcell.training import processes
+from factorcell.training import processes, sharding
 from factorcell.training import trainer as trainer_module
 from factorcell.training.fit import finetune, read_corpora
 from factorcell.training.optimization import Optimization
@@ -174,6 +175,27 @@ def test_several_processes_train_a_pretrained_base_like_one(train_base: bool, tm
     assert_equal_trainings(tmp_path, [2, 4], 50, {**BASE, "base": str(base), "train_base": train_base})
 
 
+def test_a_large_base_is_divided_among_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process stores its part of the base; the figures are those of one process with the whole base."""
+    base = write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
+    options = {**BASE, "base": str(base), "shared_rank": 2}
+    monkeypatch.setattr(sharding, "must_divide", lambda *_: True)
+    join_pass = sharding.join_pass
+
+    def joined_pass(run: Run) -> None:
+        weights = [weight for weight in run.model.parameters() if isinstance(weight, DTensor)]
+        sizes = [sum(part.numel() for part in parts) for parts in (weights, [weight.to_local() for weight in weights])]
+        files.write_json(tmp_path / "sizes.json", sizes)
+        join_pass(run)
+
+    monkeypatch.setattr(sharding, "join_pass", joined_pass)
+    assert_equal_trainings(tmp_path, [2], 10, options)
+    whole, part = files.read_json(tmp_path / "sizes.json")
+    assert 0 < part <= 0.55 * whole
+    scores = [Run.open(tmp_path / name).score(DEV[:5]) for name in ("1", "2")]
+    np.testing.assert_allclose(scores[1], scores[0], rtol=1e-3)
+
+
 def test_each_process_drops_different_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Optimization.take_step
 
@@ -222,6 +244,17 @@ def test_the_end_of_a_process_ends_the_others_and_another_number_resumes(
     assert files.load_tensors(tmp_path / "stopped" / "checkpoint.safetensors")[1]["step"] == 6
     assert train_in(tmp_path / "stopped", rank, options, resume=True) == [0] * rank
     np.testing.assert_allclose(losses(tmp_path / "stopped"), losses(tmp_path / "run"), rtol=1e-3)
+
+
+def test_the_end_of_a_process_with_a_part_of_the_base_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
+    monkeypatch.setattr(sharding, "must_divide", lambda *_: True)
+    end_process(monkeypatch, 1, 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    codes = train_in(tmp_path / "run", 2, {**BASE, "base": str(base), "steps": 5})
+    assert codes == [1, -signal.SIGKILL]
+    assert "UserError: torchrun: another process of 2 ended" in capfd.readouterr().err
 
 
 def test_an_error_of_a_process_is_the_only_report(

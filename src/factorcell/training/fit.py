@@ -82,8 +82,13 @@ def shared_by_processes(train: Callable[Parameters, Run]) -> Callable[Parameters
         if process_count() == 1:
             return train(*args, **options)
         from factorcell.training.processes import together
+        from factorcell.training.sharding import is_divided
 
-        return together(lambda: train(*args, **options), lambda: Run.open(str(options["out"])))
+        def open_run() -> Run:
+            return Run.open(str(options["out"]))
+
+        run = together(lambda: train(*args, **options), open_run)
+        return open_run() if is_divided(run) else run  # a divided model computes only while all processes train
 
     return train_together
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Adapter
 from factorcell.data.corpus import Batch
+from factorcell.io.torchrun import process_count
 from factorcell.nn.devices import find_device, find_precision
 from factorcell.nn.kernels import library
 from factorcell.nn.output import Proposal, RowValues, SampledRows
@@ -74,6 +75,11 @@ class Optimization:
         self.token_counts, self.starting_point, self.max_steps = token_counts, starting_point, max_steps
         self.device = find_device(self.config.device, run.config.backbone)
         self.precision = find_precision(self.config.precision, self.device, run.config.backbone)
+        self.is_divided = False  # whether each process has a part of the base
+        if process_count() > 1:
+            from factorcell.training.sharding import divide_large_base
+
+            self.is_divided = divide_large_base(run, self.device)
         run.model.to(self.device)
         self.group: Group | None = None  # the processes of this training, if there are several
         self.parameters = run.model.own_parameters()

@@ -15,7 +15,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import cache
@@ -42,13 +42,15 @@ from factorcell.io.progress import progress_bar
 from factorcell.nn.devices import has_gpu
 from factorcell.nn.scoring import put_batch
 from factorcell.runs.run import MAX_BATCH_TOKENS, Run
+from factorcell.training import sharding
 from factorcell.training.optimization import Optimization, Step
 from factorcell.training.proximal import StartingPoint
 
 # The processes wait for the first one while it reads tables or counts n-grams; the end of a process ends the wait.
 TIMEOUT = timedelta(days=20)
 FAILED_EXIT_CODE = 2  # of a process that ends because another one has reported the end
-STEP, CATCH_UP, EVALUATE, END = "step", "catch up", "evaluate", "end"  # the messages (name, content) after a `Start`
+# The messages (name, content) after a `Start`; a pass is one of the first process through a divided base.
+STEP, CATCH_UP, EVALUATE, PASS, END = "step", "catch up", "evaluate", "pass", "end"
 
 Result = TypeVar("Result")
 Nats = NDArray[np.float32]
@@ -83,11 +85,13 @@ class Group:
         self._is_idle = True  # whether the last message has been answered
 
     @contextmanager
-    def _connection(self) -> Iterator[None]:
-        """Turn the error of a lost connection into the error about the end of another process."""
+    def _connection(self, is_known: Callable[[RuntimeError], bool] = lambda _: True) -> Iterator[None]:
+        """Turn an error of a lost connection, which `is_known` finds, into one about the end of another process."""
         try:
             yield
-        except RuntimeError:
+        except RuntimeError as error:
+            if not is_known(error):
+                raise
             if not self._is_first_report():
                 raise SystemExit(FAILED_EXIT_CODE) from None
             problem, outcome = f"torchrun: another process of {self.count} ended", "continues the training"
@@ -141,6 +145,12 @@ class Group:
         with self._request([message] * self.count):
             self._broadcast(tensors, run)
         optimization.group = self
+        if optimization.is_divided:
+            sharding.surround_passes(run, self._shared_pass)
+
+    def _shared_pass(self) -> AbstractContextManager[Any]:
+        """Let the other processes join a pass of the first one through a divided base, unless they already do."""
+        return self._request([(PASS, None)] * self.count) if self._is_idle else nullcontext()
 
     def take_step(self, optimization: Optimization, step: Step) -> tuple[float, Tensor]:
         """Take a step in all processes; return its loss, and the nats of the texts of this process."""
@@ -153,7 +163,12 @@ class Group:
             pass
 
     def nats(self, run: Run, corpus: Corpus) -> Nats:
-        """Return the nats of all targets of `corpus`, as `Run.nats` does, computed by all processes."""
+        """Return the nats of all targets of `corpus`, as `Run.nats` does, computed by all processes.
+
+        The passes through a divided base need all processes, so that they do not compute different batches.
+        """
+        if sharding.is_divided(run):
+            return run.nats(corpus)
         nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
         batches = iter(corpus.batches(MAX_BATCH_TOKENS, max_texts=run.model.texts_at_once))
         with progress_bar(total=len(corpus), desc="evaluating", unit="texts") as bar:
@@ -217,6 +232,8 @@ class Group:
                             optimization.catch_up()
                         case (name, content) if name == EVALUATE:
                             self._gather(_batch_nats(optimization.run, content))
+                        case (name, _) if name == PASS:
+                            sharding.join_pass(optimization.run)
                         case (_, has_failed):
                             if has_failed:
                                 sys.exit(FAILED_EXIT_CODE)
@@ -244,6 +261,10 @@ class Group:
         self._broadcast(tensors, run)
         optimization.restore(tensors)
         return optimization
+
+    def sharing_layers(self) -> AbstractContextManager[None]:
+        """Notice the end of another process while the processes exchange the layers of a divided base."""
+        return self._connection(lambda error: isinstance(error, dist.DistError) or "gloo" in str(error))
 
     def dismiss(self, has_failed: bool) -> None:
         """Let the other processes end their work, which the first one has completed, or failed to complete."""
@@ -306,11 +327,14 @@ def together(work: Callable[[], Result], others: Callable[[], Result]) -> Result
     if group.is_leading:
         return work()
     if group.rank:
-        group.assist()
+        with group.sharing_layers():
+            group.assist()
         return others()
     group.is_leading = True
     try:
-        result, has_failed = work(), False
+        with group.sharing_layers():
+            result = work()
+        has_failed = False
     finally:
         group.is_leading = False
         group.dismiss(has_failed)

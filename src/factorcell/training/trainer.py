@@ -198,7 +198,8 @@ class Trainer(Optimization):
         """Return the error about a loss that is not finite, with the rows of such nats, or gradients, or all."""
         # With several processes, `nats` are those of other texts.
         rows = [] if self.group else batch.rows[~torch.isfinite(nats.cpu()).all(dim=1)].tolist()
-        rows = rows or [row for row in batch.rows.tolist() if not self._has_finite_gradient(row)]
+        if not self.is_divided:  # a gradient would need all processes
+            rows = rows or [row for row in batch.rows.tolist() if not self._has_finite_gradient(row)]
         numbers = sorted(row + 1 for row in rows or batch.rows.tolist())
         noun = "row" if len(numbers) == 1 else "rows"
         listing = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")

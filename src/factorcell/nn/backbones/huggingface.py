@@ -274,6 +274,11 @@ def _load(source: Source, version: tuple[int, ...], digest: str, precision: torc
         raise UserError(f"{source}: cannot be loaded ({first_line(error)})") from None
 
 
+def forget_base() -> None:
+    """Release the weights that the models of this process share, and that no model uses."""
+    _load.cache_clear()
+
+
 def new_config(options: HuggingFaceOptions) -> Any:
     """Return the `transformers` config of a new model; raise `UserError` if its architecture or sizes are invalid."""
     library = transformers()
