@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell import UserError
+from factorcell.adapters.adapters import Shift
 from factorcell.nn.backbones.adapted_modules import Adaptation, AdaptedModules, Projection, applied
 from factorcell.nn.backbones.backbone import BackboneSizes
 
@@ -62,6 +63,22 @@ def test_texts_and_tokens_in_one_dimension_cost_no_more_than_in_two() -> None:
     joined = x.flatten(0, 1)
     torch.testing.assert_close(read(module, joined, contexts), read(module, x, contexts).flatten(0, 1))
     assert saved_values(module, joined, contexts) == saved_values(module, x, contexts)
+
+
+@pytest.mark.parametrize(("dtype", "is_folded"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_passes_without_gradients_fold_the_shared_change_for_many_rows(dtype: torch.dtype, is_folded: bool) -> None:
+    """The fold takes D O S products, and the product of N rows with P and Q takes N (D + O) S."""
+    module, contexts, x = adapted_map().to(dtype), torch.randn(B, K, dtype=dtype), torch.randn(B, T, D, dtype=dtype)
+    projection, expected = module[0], read(module, x, contexts)  # type: ignore[index]
+    fold, folded = projection.fold_shared, list[Shift]()
+    projection.fold_shared = lambda shift: folded.append(fold(shift)) or folded[-1]
+    with torch.no_grad():
+        torch.testing.assert_close(read(module, x, contexts), expected)
+        assert [shift.shared_left is None for shift in folded] == [is_folded]
+        read(module, x[:1, :2], contexts[:1])  # 2 rows, fewer than D G / (D + G) = 2.4
+        projection.dropout = 0.5
+        read(module, x, contexts)  # the inputs of P have dropout
+    assert len(folded) == 1
 
 
 def test_rows_that_contexts_do_not_divide_are_refused() -> None:

@@ -89,7 +89,8 @@ class Adaptation:
             is_mixed = row_count == 1 and contexts.device.type == "cpu" and len(contexts) > contexts.shape[1]
             if is_mixed not in self._stored:
                 shifts = self.maps.condition(contexts, is_mixed)
-                self._stored[is_mixed] = self.maps.fold_shared(shifts) if is_mixed else shifts
+                is_folded = contexts.device.type == "cpu"
+                self._stored[is_mixed] = self.maps.fold_shared(shifts) if is_folded else shifts
             return self._stored[is_mixed][projection.number]
         if self._latest is None or self._latest[0] is not group:
             self._latest = group, group.condition(contexts)
@@ -178,20 +179,33 @@ class Projection(AdaptedLinear):
             raise UserError(f"context: expected one, or one for each of {len(x):,} rows, got {count:,}")
         rows_by_context = x.reshape(count, x.shape[:-1].numel() // count, x.shape[-1])
         shift = adaptation.shift(self, rows_by_context.shape[1])
+        if self.is_folded_faster(shift, rows_by_context.shape[:2].numel()):
+            shift = self.fold_shared(shift)
         y = super().forward(rows_by_context, shift.to(x.dtype) if self.is_quantized else shift)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def fold_shared(self, shift: Shift) -> Shift:
-        """Multiply W and the change that all contexts share into one matrix, in a shift with basis tensors."""
+        """Add the change that all contexts share, P Q, to W, in a shift that keeps the other changes."""
         left, right, mixing = shift.shared_left, shift.shared_right, shift.mixing
-        if left is None or right is None or mixing is None or left.shape[1] == mixing[0].numel():
+        basis_rank = 0 if mixing is None else mixing[0].numel()
+        if left is None or right is None or left.shape[1] == basis_rank:
             return shift
-        sizes = [left.shape[1] - mixing[0].numel(), mixing[0].numel()]
+        if mixing is None and self.weight.dtype != torch.float32:  # the sum would lose small changes
+            return shift
+        sizes = [left.shape[1] - basis_rank, basis_rank]
         (left, basis_left), (right, basis_right) = torch.split(left, sizes, dim=1), torch.split(right, sizes)
         factors = (right.T, left.T) if self.is_transposed else (left, right)  # the layout of W, to copy W fast
         matrix = torch.addmm(self.weight, *factors, alpha=self.scaling)
         matrix = matrix.T if self.is_transposed else matrix
-        return replace(shift, matrix=matrix, shared_left=basis_left, shared_right=basis_right)
+        basis = (None, None) if mixing is None else (basis_left, basis_right)
+        return replace(shift, matrix=matrix, shared_left=basis[0], shared_right=basis[1])
+
+    def is_folded_faster(self, shift: Shift, row_count: int) -> bool:
+        """Return whether a pass multiplies `row_count` rows faster by W + P Q than by W, P and Q."""
+        if torch.is_grad_enabled() or shift.shared_left is None or shift.matrix is not None:
+            return False
+        is_possible = self.weight.device.type == "cpu" and not (self.dropout and self.training)
+        return is_possible and row_count * sum(self.weight.shape) > self.weight.numel()
 
     @torch.no_grad()
     def plain_linear(self, shift: Shift) -> nn.Module:
@@ -467,7 +481,7 @@ class AdaptedModules:
         )
 
     def fold_shared(self, shifts: Sequence[Shift]) -> tuple[Shift, ...]:
-        """Return shifts with basis tensors, in which the change that all contexts share is part of the weights."""
+        """Return shifts in which the change that all contexts share is part of the weights."""
         return tuple(projection.fold_shared(shift) for projection, shift in zip(self.projections, shifts, strict=True))
 
     def restore(self, shifts: Sequence[Shift] | None = None) -> None:
