@@ -246,6 +246,14 @@ def test_the_end_of_a_process_ends_the_others_and_another_number_resumes(
     np.testing.assert_allclose(losses(tmp_path / "stopped"), losses(tmp_path / "run"), rtol=1e-3)
 
 
+def test_a_divided_base_with_users_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
+    run, *_ = create(tmp_path / "run", {**BASE, "base": str(base), "user": "user"})
+    monkeypatch.setattr(sharding, "must_divide", lambda *_: True)
+    with pytest.raises(UserError, match="user: expected a base that fits on a GPU, got "):
+        sharding.divide_large_base(run, torch.device("cpu"))
+
+
 def test_the_end_of_a_process_with_a_part_of_the_base_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

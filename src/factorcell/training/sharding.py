@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from factorcell.errors import UserError
 from factorcell.nn.backbones.huggingface import HuggingFaceBackbone, TransformerConditions, forget_base
 from factorcell.runs.run import Run
 
@@ -32,6 +33,9 @@ def divide_large_base(run: Run, device: torch.device) -> bool:
     backbone = run.model.backbone
     if not isinstance(backbone, HuggingFaceBackbone) or not must_divide(backbone.base, device):
         return False
+    if run.config.data.user:  # learning a user takes gradients in the first process alone
+        problem = f"expected a base that fits on a GPU, got {run.config.backbone}, whose layers processes share"
+        raise UserError(f"user: {problem}; train without the option user")
     mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), device.type)
     layers = max((part for part in backbone.base.modules() if isinstance(part, nn.ModuleList)), key=len)
     for layer in layers:
