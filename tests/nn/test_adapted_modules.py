@@ -71,7 +71,12 @@ def test_passes_without_gradients_fold_the_shared_change_for_many_rows(dtype: to
     module, contexts, x = adapted_map().to(dtype), torch.randn(B, K, dtype=dtype), torch.randn(B, T, D, dtype=dtype)
     projection, expected = module[0], read(module, x, contexts)  # type: ignore[index]
     fold, folded = projection.fold_shared, list[Shift]()
-    projection.fold_shared = lambda shift: folded.append(fold(shift)) or folded[-1]
+
+    def fold_and_record(shift: Shift) -> Shift:
+        folded.append(fold(shift))
+        return folded[-1]
+
+    projection.fold_shared = fold_and_record
     with torch.no_grad():
         torch.testing.assert_close(read(module, x, contexts), expected)
         assert [shift.shared_left is None for shift in folded] == [is_folded]

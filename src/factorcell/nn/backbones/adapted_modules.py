@@ -89,8 +89,7 @@ class Adaptation:
             is_mixed = row_count == 1 and contexts.device.type == "cpu" and len(contexts) > contexts.shape[1]
             if is_mixed not in self._stored:
                 shifts = self.maps.condition(contexts, is_mixed)
-                is_folded = contexts.device.type == "cpu"
-                self._stored[is_mixed] = self.maps.fold_shared(shifts) if is_folded else shifts
+                self._stored[is_mixed] = self.maps.fold_shared(shifts) if contexts.device.type == "cpu" else shifts
             return self._stored[is_mixed][projection.number]
         if self._latest is None or self._latest[0] is not group:
             self._latest = group, group.condition(contexts)
