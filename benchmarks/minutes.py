@@ -1,32 +1,35 @@
 """Measure whether `train --minutes` keeps its time, and what the time limit costs in perplexity.
 
-    python benchmarks/minutes.py DATA RUNS --out minutes.jsonl --minutes 2 10 --loops 0 1 3 --seeds 0 1 2
+    taskset -c 0 python benchmarks/minutes.py DATA RUNS --out minutes.jsonl --minutes 2 10 --others 0 1 2 --seeds 0 1 2
 
 DATA is a folder of data sets, each a folder with train.parquet and dev.parquet; RUNS is a folder for the trainings.
-First, each case is trained with `--minutes` in a process of its own, while busy loops occupy the processor: run nothing
-else on its cores (`taskset -c 0` chooses them). Then each case is trained again with the same number of steps and
-without limit, which is not timed. Rows are appended to the file of `--out`, and a repeated command continues; then the
-script prints the table.
+First, each case is trained with `--minutes` in a process of its own, next to 0, 1 or 2 others on the same core: run
+nothing else on it. The others are cases of the same kind, each of which becomes a busy loop at its end. Then each case
+is trained again with the same number of steps and without limit, which is not timed. Rows are appended to the file of
+`--out`, and a repeated command continues; then the script prints the table.
+
+Two others leave a third of the core, as three busy loops on two cores leave a third to the slower thread of a training.
 """
 
 import argparse
-import itertools
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from factorcell.io import files
+from factorcell.io.arrays import blocks
 from factorcell.runs.run import Run
 
 CASES: dict[str, list[str]] = {  # data set -> options of its training
@@ -43,35 +46,22 @@ STARTUP = "import sys; from factorcell.__main__ import main; sys.exit(main())"
 Row = dict[str, Any]
 
 
-def spin(core: int) -> None:
-    """Keep one core of the processor busy for ever."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})
-    while True:
-        pass
+class Case(NamedTuple):
+    """A training to measure, next to some `others` on the same core."""
 
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Occupy the processor with `count` busy loops, each on one core."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    context = multiprocessing.get_context("spawn")
-    loops = [context.Process(target=spin, args=(cores[number % len(cores)],), daemon=True) for number in range(count)]
-    for loop in loops:
-        loop.start()
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.join()
+    minutes: float
+    others: int
+    seed: int
+    data: str
 
 
 def train(folder: Path, data: Path, options: list[str]) -> float:
     """Train a run in a process of its own, and return the wall-clock seconds of the command."""
     tables = [str(data / "train.parquet"), "--dev", str(data / "dev.parquet"), "--out", str(folder)]
+    command = [sys.executable, "-c", STARTUP, "train", *tables, *options]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # compiled packages, as users have them
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", STARTUP, "train", *tables, *options], check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     return time.perf_counter() - start
 
 
@@ -81,14 +71,27 @@ def development_perplexity(folder: Path, data: Path) -> float:
     return math.exp(run.nats(run.prepare(data / "dev.parquet")).mean(dtype=np.float64))
 
 
-def train_limited(folder: Path, data: Path, minutes: float, loops: int, seed: int) -> None:
-    """Train with `minutes` next to busy loops, and write the time of the command next to the run."""
+def train_limited(case: Case, folder: Path, data: Path) -> None:
+    """Train a case with its minutes, and write the time of the command next to the run."""
     shutil.rmtree(folder, ignore_errors=True)
-    with busy_loops(loops):
-        options = [*CASES[data.name], "--minutes", str(minutes), "--seed", str(seed)]
-        seconds = train(folder / "limited", data, options)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    (folder / "time.json").write_text(json.dumps({"cores": cores, "seconds": seconds}))
+    options = [*CASES[case.data], "--minutes", str(case.minutes), "--seed", str(case.seed)]
+    seconds = train(folder / "limited", data / case.data, options)
+    (folder / "time.json").write_text(json.dumps({"seconds": seconds}))
+
+
+def train_together(folders: Mapping[Case, Path], data: Path, count: int) -> None:
+    """Train cases at the same time; busy loops replace those that have ended, and those that `count` has more."""
+    with ExitStack() as loops, ThreadPoolExecutor(len(folders)) as pool:
+
+        def start_loop() -> None:
+            loop = loops.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            loops.callback(loop.kill)
+
+        for _ in range(count - len(folders)):
+            start_loop()
+        for future in as_completed([pool.submit(train_limited, *item, data) for item in folders.items()]):
+            future.result()
+            start_loop()
 
 
 def repeat(folder: Path, data: Path) -> Row:
@@ -112,11 +115,11 @@ def repeat(folder: Path, data: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a Markdown table with the median and the worst case of each number of minutes and loops."""
-    lines = ["| minutes | busy loops | trainings | late, s | steps, % of the time | perplexity, % |"]
+    """Return a Markdown table with the median and the worst case of each number of minutes and of other trainings."""
+    lines = ["| minutes | others | trainings | late, s | steps, % of the time | perplexity, % |"]
     lines.append("| --: | --: | --: | --: | --: | --: |")
-    for minutes, loops in sorted({(row["minutes"], row["loops"]) for row in rows}):
-        cases = [row for row in rows if (row["minutes"], row["loops"]) == (minutes, loops)]
+    for minutes, others in sorted({(row["minutes"], row["others"]) for row in rows}):
+        cases = [row for row in rows if (row["minutes"], row["others"]) == (minutes, others)]
         late = [row["seconds"] - 60 * minutes for row in cases]
         shares = [100 * row["step_seconds"] / (60 * minutes) for row in cases if not row["stopped_early"]] or [math.nan]
         costs = [100 * (row["perplexity"] / row["repeated"] - 1) for row in cases]
@@ -124,7 +127,7 @@ def table(rows: list[Row]) -> str:
             f"{np.median(values):+.1f} ({worst(values):+.1f})"
             for values, worst in ((late, max), (shares, min), (costs, max))
         ]
-        lines.append(f"| {minutes:g} | {loops} | {len(cases)} | {' | '.join(cells)} |")
+        lines.append(f"| {minutes:g} | {others} | {len(cases)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -136,22 +139,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file of the rows")
     parser.add_argument("--sets", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--minutes", nargs="+", type=float, default=[2.0, 10.0])
-    parser.add_argument("--loops", nargs="+", type=int, default=[0, 1, 3])
+    parser.add_argument("--others", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
-    names = ("seed", "minutes", "loops", "data")
-    finished = {tuple(row[name] for name in names) for row in rows}
-    cases = itertools.product(arguments.seeds, arguments.minutes, arguments.loops, arguments.sets)
-    missing = {case: arguments.runs / "_".join(map(str, case)) for case in cases if case not in finished}
-    for (seed, minutes, loops, name), folder in missing.items():
-        if not (folder / "time.json").exists():
-            train_limited(folder, arguments.data / name, minutes, loops, seed)
-    for case, folder in missing.items():
-        row = dict(zip(names, case, strict=True)) | repeat(folder, arguments.data / case[-1])
-        files.append_row(arguments.out, row)
-        rows.append(row)
-        sys.stderr.write(json.dumps(row) + "\n")
+    finished = {Case(*(row[name] for name in Case._fields)) for row in rows}
+    cases = [Case(*case) for case in product(arguments.minutes, arguments.others, arguments.seeds, arguments.sets)]
+    folders = {case: arguments.runs / "_".join(map(str, case)) for case in cases}
+    for minutes, others in product(arguments.minutes, arguments.others):
+        kind = [case for case in cases if case[:2] == (minutes, others) and case not in finished]
+        untimed = [case for case in kind if not (folders[case] / "time.json").exists()]
+        for group in (untimed[part] for part in blocks(len(untimed), 1 + others) if untimed):
+            train_together({case: folders[case] for case in group}, arguments.data, 1 + others)
+    for case in cases:
+        if case not in finished:
+            row = case._asdict() | repeat(folders[case], arguments.data / case.data)
+            files.append_row(arguments.out, row)
+            rows.append(row)
+            sys.stderr.write(json.dumps(row) + "\n")
     sys.stdout.write(table(rows) + "\n")
 
 

@@ -221,3 +221,18 @@ def test_the_reserve_follows_the_recent_slowdown_and_the_share_never_falls() -> 
 def test_events_are_evenly_spread_and_the_last_is_at_the_end(steps: int, count: int) -> None:
     totals = [Progress(steps, step=step).events_due(count) for step in range(steps + 1)]
     assert totals == [step * count // steps for step in range(steps + 1)]
+
+
+def test_with_a_time_limit_evaluations_wait_until_they_are_affordable() -> None:
+    progress, due_seconds = Progress(100, max_seconds=100.0), list[float]()
+    for _ in range(50):
+        progress.count_seconds(2.0, 2.0)
+        if progress.is_evaluation_due(10):
+            due_seconds.append(progress.seconds)
+            progress.count_seconds(4.0, 4.0)
+            progress.evaluation_seconds += 4.0
+            progress.evaluations = progress.events_due(10)
+        if progress.share >= 1:
+            break
+    assert due_seconds == [10, 40, 80, 100]
+    assert Progress(100, step=50, evaluations=4, seconds=1.0, evaluation_seconds=1.0).is_evaluation_due(10)

@@ -22,6 +22,7 @@ RESERVE_SHARE, FIXED_RESERVE, LONG_RESERVE_SHARE = 0.1, 8.0, 0.03
 RESERVE_GROWTH = 0.75  # growth of the reserve, relative to its size on an idle machine, per unit of slowdown above 1
 MAX_SLOWDOWN = 3.0  # a larger slowdown counts as this one
 SLOWDOWN_WINDOW = 0.05  # share of the time limit over which the slowdown is averaged
+EVALUATION_SHARE = 0.1  # share of the time so far above which no evaluation but the last takes place
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
 
@@ -61,6 +62,7 @@ class Progress:
     best: float = math.inf  # lowest development perplexity so far
     evaluations: int = 0  # that were due so far
     evaluations_since_best: int = 0
+    evaluation_seconds: float = 0.0  # duration of all evaluations so far
     rows: int = 0  # of the log
     nats: float = 0.0  # sum of the losses of all targets since the last row of losses in the log
     tokens_at_last_row: int = 0  # `tokens` at that row
@@ -89,6 +91,11 @@ class Progress:
     def events_due(self, count: int) -> int:
         """Return how many of `count` events are due so far, if they are evenly spread and the last is at the end."""
         return math.floor(self.share * count + ROUNDING)
+
+    def is_evaluation_due(self, count: int) -> bool:
+        """Return whether one of `count` evaluations is due; with a time limit, it may wait until it is affordable."""
+        is_affordable = self.evaluation_seconds <= EVALUATION_SHARE * self.seconds or math.isinf(self.max_seconds)
+        return self.events_due(count) > self.evaluations and (is_affordable or self.share >= 1)
 
 
 def warmup_share(config: Config) -> float:

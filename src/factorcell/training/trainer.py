@@ -127,16 +127,17 @@ class Trainer(Optimization):
         if self.stop.is_requested:
             raise Stopped
         progress, evaluations = self.progress, self.config.evaluations
-        step, due_evaluations = progress.step, progress.events_due(evaluations)
+        step = progress.step
         # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
         is_starting_point_due = self.starting_point is not None and not progress.rows
-        is_evaluation_due = due_evaluations > progress.evaluations if step else is_starting_point_due
+        is_evaluation_due = progress.is_evaluation_due(evaluations) if step else is_starting_point_due
         has_new_losses = progress.tokens > progress.tokens_at_last_row
         if has_new_losses and (step % LOG_EVERY == 0 or progress.share >= 1 or is_evaluation_due):
             yield self._log_losses()
         if is_evaluation_due:
-            row = self.evaluate()
+            row, start = self.evaluate(), progress.seconds
             self.count_seconds()
+            progress.evaluation_seconds += progress.seconds - start
             progress.evaluations = progress.events_due(evaluations)
             self.seconds_before = progress.seconds
             yield self.log(row)
