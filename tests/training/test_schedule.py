@@ -45,7 +45,6 @@ class Machine:
         monkeypatch.setattr(Trainer, "step", timed_step)
         monkeypatch.setattr(Trainer, "evaluate", timed_evaluation)
         monkeypatch.setattr(trainers, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(trainers, "thread_time", lambda: self.now)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -201,20 +200,31 @@ def test_the_learning_rate_follows_the_share_of_the_time(
     assert rates[-1] < 0.06
 
 
-def test_the_reserve_follows_the_recent_slowdown_and_the_share_never_falls() -> None:
-    progress, shares = Progress(1000, max_seconds=90.0, reserve=10.0), list[float]()
-    for slowdown, count in ((1.0, 20), (2.0, 30), (50.0, 20), (1.0, 19)):
+def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> None:
+    progress, shares = Progress(1000, max_seconds=90.0, reserve=10.0, work=100.0), list[float]()
+    for target_seconds, count in ((0.05, 15), (0.2, 30), (10.0, 5), (0.05, 20)):
         for _ in range(count):
-            progress.count_seconds(1.0, 1.0 / slowdown)
+            progress.count_seconds(1.0, round(1 / target_seconds) or 1)
+            progress.count_seconds(0.1)  # an evaluation does not change the speed
             shares.append(progress.share)
-        assert progress.slowdown == pytest.approx(min(slowdown, 3.0), abs=0.05)
-        if slowdown > 1:
-            reserve = 7.5 * (progress.slowdown - 1)  # of the 10 s on an idle machine
-            assert progress.share == pytest.approx(min(1.0, progress.seconds / (90 - reserve)))
+        if target_seconds == 0.2:
+            assert progress.target_seconds == pytest.approx(0.2, rel=0.05)
+            assert progress.share == pytest.approx(progress.seconds / (90 - 10), rel=0.03)  # 100 targets take 20 s
     assert np.diff(shares).min() >= 0
-    progress.count_seconds(1.0, 0.0)
+    assert progress.share < 1
+    progress.count_seconds(20.0)
     assert progress.share == 1.0
     assert Progress(10, step=5, seconds=5.0).share == 0.5
+
+
+def test_a_pretrained_base_on_a_processor_has_less_work_after_its_steps() -> None:
+    config = Config.of(backbone="huggingface", base="some-base")
+    limit, base_limit = (TimeLimit.of_command(2.0, 5.0, config) for config in (Config(), config))
+    assert limit is not None
+    assert base_limit is not None
+    assert limit[:3] == base_limit[:3] == pytest.approx((120 - 11.6, 5.0, 11.6))
+    assert limit.work == 60 * base_limit.work == 350_000
+    assert TimeLimit.of_command(None, 5.0, config) is None
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4), (997, 991)])
@@ -226,10 +236,10 @@ def test_events_are_evenly_spread_and_the_last_is_at_the_end(steps: int, count: 
 def test_with_a_time_limit_evaluations_wait_until_they_are_affordable() -> None:
     progress, due_seconds = Progress(100, max_seconds=100.0), list[float]()
     for _ in range(50):
-        progress.count_seconds(2.0, 2.0)
+        progress.count_seconds(2.0, 1)
         if progress.is_evaluation_due(10):
             due_seconds.append(progress.seconds)
-            progress.count_seconds(4.0, 4.0)
+            progress.count_seconds(4.0)
             progress.evaluation_seconds += 4.0
             progress.evaluations = progress.events_due(10)
         if progress.share >= 1:

@@ -167,7 +167,7 @@ def train_run(
         dev_corpus = limit_targets(held_out, max_dev_targets) if max_dev_targets else held_out
         # Before the training, as the texts of users may have errors:
         streams = completion_streams(run, source if dev is None else dev, held_out)
-        limit, count = TimeLimit.of_command(minutes, start), len(held_out)
+        limit, count = TimeLimit.of_command(minutes, start, run.config), len(held_out)
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen, held_out=count)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)

@@ -4,8 +4,8 @@
     share = max(step / steps, seconds / (max_seconds - further reserve))    with one, but never less than before
 
 With a time limit, the learning rate has always decayed when the time is used up; `steps` then is the largest number of
-steps. The work after the steps takes longer on a busy machine: a further reserve grows with the recent slowdown, which
-is the ratio of the time to the processor time of the thread that trains.
+steps. The work after the steps takes longer on a slow or busy machine, and with a large model: about as long as the
+training learns `work` targets at its recent speed.
 """
 
 import math
@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from factorcell.config import Config
+from factorcell.training.rules import is_slow
 
 WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that with a pretrained base
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
-# Reserve for the work after the steps on an idle machine: a share of the time limit, but at most some seconds and a
-# smaller share (benchmarks/minutes.py).
+# Targets whose training takes as long as the work after the steps: of each command, and for each minute of its limit;
+# a pretrained base on a processor reads so many times fewer texts after its steps (benchmarks/minutes.py).
+WORK, WORK_PER_MINUTE, LESS_WORK_OF_BASE = 280_000, 35_000, 60
+# The least reserve: a share of the time limit, but at most some seconds and a smaller share.
 RESERVE_SHARE, FIXED_RESERVE, LONG_RESERVE_SHARE = 0.1, 8.0, 0.03
-RESERVE_GROWTH = 0.75  # growth of the reserve, relative to its size on an idle machine, per unit of slowdown above 1
-MAX_SLOWDOWN = 3.0  # a larger slowdown counts as this one
-SLOWDOWN_WINDOW = 0.05  # share of the time limit over which the slowdown is averaged
+MAX_FURTHER_RESERVE = 0.35  # share of the time
+SPEED_WINDOW = 0.1  # share of the time limit over which the speed is averaged
 EVALUATION_SHARE = 0.1  # share of the time so far above which no evaluation but the last takes place
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
@@ -31,16 +33,17 @@ class TimeLimit(NamedTuple):
 
     seconds: float  # from `start` to the end of the last step
     start: float  # a time of `perf_counter`
-    reserve: float = 0.0  # seconds for the work after the steps on an idle machine
+    reserve: float = 0.0  # as in `Progress`
+    work: float = 0.0  # as in `Progress`
 
     @classmethod
-    def of_command(cls, minutes: float | None, start: float) -> "TimeLimit | None":
+    def of_command(cls, minutes: float | None, start: float, config: Config) -> "TimeLimit | None":
         """Return the limit of a command that may take `minutes` from the time `start`; None if it has no limit."""
         if minutes is None:
             return None
-        seconds = 60 * minutes
+        seconds, work = 60 * minutes, WORK + WORK_PER_MINUTE * minutes
         reserve = min(RESERVE_SHARE * seconds, FIXED_RESERVE + LONG_RESERVE_SHARE * seconds)
-        return cls(seconds - reserve, start, reserve)
+        return cls(seconds - reserve, start, reserve, work / LESS_WORK_OF_BASE if is_slow(config) else work)
 
     def remaining_seconds(self, now: float) -> float:
         """Return the seconds that a training may take that begins at the time `now`."""
@@ -53,11 +56,12 @@ class Progress:
 
     steps: int = 1  # of the training; with a time limit, the largest number
     max_seconds: float = math.inf  # the time limit of `seconds`
-    reserve: float = 0.0  # as in `TimeLimit`
+    reserve: float = 0.0  # seconds for the work after the steps, at least
+    work: float = 0.0  # targets whose training takes as long as the work after the steps
     step: int = 0  # number of steps taken
     tokens: int = 0  # targets that these steps learned
     seconds: float = 0.0  # duration so far, with evaluations
-    slowdown: float = 1.0  # recent ratio of the duration to the processor time, from 1 to `MAX_SLOWDOWN`
+    target_seconds: float = 0.0  # recent seconds of a step per target
     time_share: float = 0.0  # share of the time limit that is used, at its largest so far
     best: float = math.inf  # lowest development perplexity so far
     evaluations: int = 0  # that were due so far
@@ -72,16 +76,17 @@ class Progress:
         """The share of the training that is done, from 0 to 1."""
         return min(1.0, max(self.step / self.steps, self.time_share))
 
-    def count_seconds(self, seconds: float, processor_seconds: float) -> None:
-        """Add work of the given duration and processor time to the training."""
+    def count_seconds(self, seconds: float, targets: int = 0) -> None:
+        """Add the duration of an evaluation, or of a step on some `targets`."""
         self.seconds += seconds
         if math.isinf(self.max_seconds):
             return
-        slowdown = min(MAX_SLOWDOWN, max(1.0, seconds / max(processor_seconds, 1e-9)))
-        weight = -math.expm1(-seconds / (SLOWDOWN_WINDOW * self.max_seconds))
-        self.slowdown += weight * (slowdown - self.slowdown)
-        further_reserve = RESERVE_GROWTH * (self.slowdown - 1) * self.reserve
-        self.time_share = max(self.time_share, self.seconds / (self.max_seconds - further_reserve))
+        if targets:
+            weight = -math.expm1(-seconds / (SPEED_WINDOW * self.max_seconds)) if self.target_seconds else 1.0
+            self.target_seconds += weight * (seconds / targets - self.target_seconds)
+        further_reserve = max(0.0, self.work * self.target_seconds - self.reserve)
+        limit = self.max_seconds - min(further_reserve, MAX_FURTHER_RESERVE * self.max_seconds)
+        self.time_share = max(self.time_share, self.seconds / limit)
 
     @property
     def total_steps(self) -> int:

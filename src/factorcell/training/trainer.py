@@ -7,7 +7,7 @@ epoch. Therefore a checkpoint needs no random state, and a resumed training has 
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,15 +85,15 @@ class Trainer(Optimization):
         token_counts = target_frequencies(corpus, min_count=1 if starting_point else 0)
         super().__init__(run, token_counts, starting_point, steps)
         max_seconds = math.inf if limit is None else limit.remaining_seconds(perf_counter())
-        self.progress = Progress(steps, max_seconds, 0.0 if limit is None else limit.reserve)
+        self.progress = Progress(steps, max_seconds, *((limit.reserve, limit.work) if limit else ()))
         self.shared_targets = SharedTargets.of(corpus, training.min_users) if training.min_users else None
         observe(run.model, corpus)
 
     def start_clocks(self) -> None:
-        """Start the progress bar, and the clocks up to which `progress.seconds` counts."""
+        """Start the progress bar, and the clock up to which `progress.seconds` counts."""
         total, step = self.progress.total_steps, self.progress.step
         self.bar = progress_bar(desc="  training", unit="steps", total=total, initial=step)
-        self.clock, self.processor_clock = perf_counter(), thread_time()
+        self.clock = perf_counter()
         # `progress.tokens` and `progress.seconds` after the last log row or evaluation in this process.
         self.tokens_before, self.seconds_before = self.progress.tokens, self.progress.seconds
 
@@ -104,18 +104,19 @@ class Trainer(Optimization):
         for batch in self.batches():
             if patience and self.progress.evaluations_since_best >= patience:
                 break
+            tokens = self.progress.tokens
             self.step(batch)
-            self.count_seconds()
+            self.count_seconds(self.progress.tokens - tokens)
             self.bar.total = self.progress.total_steps
             self.bar.update()
             yield from self._due_rows()
         yield from self._due_rows()  # the time may have ended after the rows of the last step
 
-    def count_seconds(self) -> None:
-        """Add the seconds since the last call to the duration of the training."""
-        now, processor_now = perf_counter(), thread_time()
-        self.progress.count_seconds(now - self.clock, processor_now - self.processor_clock)
-        self.clock, self.processor_clock = now, processor_now
+    def count_seconds(self, targets: int = 0) -> None:
+        """Add the seconds since the last call, in which a step learned `targets`, to the duration of the training."""
+        now = perf_counter()
+        self.progress.count_seconds(now - self.clock, targets)
+        self.clock = now
 
     def _due_rows(self) -> Iterator[Row]:
         """Yield the rows that are due at the current step, and save a checkpoint if it is due.
