@@ -217,14 +217,12 @@ def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> Non
     assert Progress(10, step=5, seconds=5.0).share == 0.5
 
 
-def test_a_pretrained_base_on_a_processor_has_less_work_after_its_steps() -> None:
-    config = Config.of(backbone="huggingface", base="some-base")
-    limit, base_limit = (TimeLimit.of_command(2.0, 5.0, config) for config in (Config(), config))
-    assert limit is not None
-    assert base_limit is not None
-    assert limit[:3] == base_limit[:3] == pytest.approx((120 - 11.6, 5.0, 11.6))
-    assert limit.work == 60 * base_limit.work == 350_000
-    assert TimeLimit.of_command(None, 5.0, config) is None
+def test_a_transformer_learns_fewer_targets_in_the_time_of_the_work_after_its_steps() -> None:
+    new, pretrained = Config.of(backbone="huggingface", architecture="llama"), Config.of(backbone="huggingface", base="some-base")
+    limits = [TimeLimit.of_command(2.0, 5.0, config) for config in (Config(), new, pretrained)]
+    assert [limit and limit.work for limit in limits] == [350_000, 350_000 / 8, 350_000 / 60]
+    assert [limit and limit[:3] for limit in limits] == [pytest.approx((120 - 11.6, 5.0, 11.6))] * 3
+    assert TimeLimit.of_command(None, 5.0, new) is None
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4), (997, 991)])

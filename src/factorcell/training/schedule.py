@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from factorcell.config import Config
-from factorcell.training.rules import is_slow
+from factorcell.config import Config, HuggingFaceOptions
 
 WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that with a pretrained base
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
-# Targets whose training takes as long as the work after the steps: of each command, and for each minute of its limit;
-# a pretrained base on a processor reads so many times fewer texts after its steps (benchmarks/minutes.py).
-WORK, WORK_PER_MINUTE, LESS_WORK_OF_BASE = 280_000, 35_000, 60
+# Targets whose training takes as long as the work after the steps: of each command, and for each minute of its limit
+# (benchmarks/minutes.py). A Transformer learns so many times fewer targets in this time on a processor.
+WORK, WORK_PER_MINUTE = 280_000, 35_000
+SLOWER_TRANSFORMER, SLOWER_BASE = 8, 60
 # The least reserve: a share of the time limit, but at most some seconds and a smaller share.
 RESERVE_SHARE, FIXED_RESERVE, LONG_RESERVE_SHARE = 0.1, 8.0, 0.03
 MAX_FURTHER_RESERVE = 0.35  # share of the time
@@ -42,8 +42,10 @@ class TimeLimit(NamedTuple):
         if minutes is None:
             return None
         seconds, work = 60 * minutes, WORK + WORK_PER_MINUTE * minutes
+        if isinstance(config.backbone, HuggingFaceOptions):
+            work /= SLOWER_BASE if config.backbone.is_pretrained else SLOWER_TRANSFORMER
         reserve = min(RESERVE_SHARE * seconds, FIXED_RESERVE + LONG_RESERVE_SHARE * seconds)
-        return cls(seconds - reserve, start, reserve, work / LESS_WORK_OF_BASE if is_slow(config) else work)
+        return cls(seconds - reserve, start, reserve, work)
 
     def remaining_seconds(self, now: float) -> float:
         """Return the seconds that a training may take that begins at the time `now`."""
