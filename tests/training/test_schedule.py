@@ -218,7 +218,10 @@ def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> Non
 
 
 def test_a_transformer_learns_fewer_targets_in_the_time_of_the_work_after_its_steps() -> None:
-    new, pretrained = Config.of(backbone="huggingface", architecture="llama"), Config.of(backbone="huggingface", base="some-base")
+    new, pretrained = (
+        Config.of(backbone="huggingface", architecture="llama"),
+        Config.of(backbone="huggingface", base="some-base"),
+    )
     limits = [TimeLimit.of_command(2.0, 5.0, config) for config in (Config(), new, pretrained)]
     assert [limit and limit.work for limit in limits] == [350_000, 350_000 / 8, 350_000 / 60]
     assert [limit and limit[:3] for limit in limits] == [pytest.approx((120 - 11.6, 5.0, 11.6))] * 3

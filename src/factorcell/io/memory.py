@@ -1,6 +1,8 @@
 """The memory and the processor cores that this process may use."""
 
+import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,13 +44,17 @@ def machine_memory() -> int:
     """Return the bytes of memory of this machine, or of the control group of this process if that has less."""
     has_size = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has_size else 1 << 62
+    return min([limit, *(int(text) for text in _control_group_limits("memory.max") if text.isdecimal())])
+
+
+def _control_group_limits(file: str) -> Iterator[str]:
+    """Yield the text of a file of limits of the control group of this process, and of each group around it."""
     with suppress(OSError, StopIteration):
         lines = CONTROL_GROUP_OF_PROCESS.read_text(encoding="utf-8").splitlines()
         group = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
         for folder in (CONTROL_GROUPS / group, *(CONTROL_GROUPS / parent for parent in Path(group).parents)):
-            with suppress(OSError, ValueError):  # a group without a file of its limit, or with the limit "max"
-                limit = min(limit, int((folder / "memory.max").read_text(encoding="utf-8")))
-    return limit
+            with suppress(OSError):  # a group without a limit may have no file
+                yield (folder / file).read_text(encoding="utf-8").strip()
 
 
 def format_bytes(count: int) -> str:
@@ -65,6 +71,13 @@ def worker_count() -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that the system allows this process to run on; torchrun's processes share them."""
+    """Return the number of cores that this process may use; torchrun's processes share them.
+
+    The system may allow fewer cores than the machine has, and the control group of a container less time on them.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for text in _control_group_limits("cpu.max"):  # such as "150000 100000", for 1.5 cores, or "max 100000"
+        quota, _, period = text.partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            cores = min(cores, math.ceil(int(quota) / int(period)))
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
