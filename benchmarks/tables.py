@@ -7,8 +7,8 @@ of words, categories and users do not depend on the number of texts. A case of `
 trains `STEPS` steps on it and completes the run folder ("training"), in a process of its own.
 
 The memory is the peak of private memory (RssAnon, every 10 ms) minus that after the imports. Pages of memory-mapped
-files do not count, because the system drops them when it needs memory; "disk" is the peak of these files. Rows are
-appended as JSON lines; a point that has a row is not measured again. With --docs, the script draws the chart.
+files do not count, because the system drops them when it needs memory; "disk" is the peak of these files (every 0.5 s).
+Rows are appended as JSON lines; a point that has a row is not measured again. With --docs, the script draws the chart.
 """
 
 import argparse
@@ -117,8 +117,10 @@ def measure(case: str, stage: str, table: Path) -> Row:
         before = peak = private_bytes(process.pid)
         disk = 0
         while process.poll() is None:
-            peak, disk = max(peak, private_bytes(process.pid)), max(disk, temporary_bytes(process.pid))
-            time.sleep(0.01)
+            disk = max(disk, temporary_bytes(process.pid))
+            for _ in range(50):
+                peak = max(peak, private_bytes(process.pid))
+                time.sleep(0.01)
         if process.returncode:
             raise SystemExit(process.returncode)
         seconds = float(process.stdout.read().split()[-1])

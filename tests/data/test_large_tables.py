@@ -214,6 +214,18 @@ def test_a_permutation_is_that_of_the_generator(count: int, monkeypatch: pytest.
     assert_equal(arrays.permutation(np.random.default_rng(3), count), expected)
 
 
+def test_a_selection_from_few_lists_takes_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of characters is short lists of ids, from which the ids of all texts are selected."""
+    lists, rows, sizes = Ragged.of([[0], [1, 2], [], [3]], np.int32), np.arange(1000) % 4, list[int]()
+    monkeypatch.setattr(arrays, "BLOCK", 300)
+    original = Ragged._select
+    monkeypatch.setattr(Ragged, "_select", lambda self, block: sizes.append(len(block)) or original(self, block))
+    selected = lists.select(rows)
+    assert sizes == [300, 300, 300, 100]
+    assert selected.values.tolist() == [0, 1, 2, 3] * 250
+    assert np.diff(selected.offsets).tolist() == [1, 2, 0, 1] * 250
+
+
 def test_a_large_array_can_be_changed_and_extended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "MAX_BYTES", 100)
     growing = arrays.GrowingArray()

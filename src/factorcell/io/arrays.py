@@ -83,10 +83,15 @@ def blocks(count: int, size: int = 0) -> Iterator[slice]:
     return (slice(begin, min(begin + size, count)) for begin in range(0, max(1, count), size))
 
 
+def lists_per_block(offsets: NDArray[np.int64], size: int = 0) -> int:
+    """Return how many lists have about `size` items in total, by default `BLOCK`; at most so many."""
+    size = size or BLOCK
+    return min(size, 1 + size * (len(offsets) - 1) // max(1, int(offsets[-1])))
+
+
 def list_blocks(offsets: NDArray[np.int64], size: int = 0) -> Iterator[slice]:
-    """Yield slices of lists that have about `size` items in total, by default `BLOCK`, and are at most so many."""
-    count, size = len(offsets) - 1, size or BLOCK
-    return blocks(count, min(size, 1 + size * count // max(1, int(offsets[-1]))))
+    """Yield slices of `lists_per_block` lists."""
+    return blocks(len(offsets) - 1, lists_per_block(offsets, size))
 
 
 def join(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:

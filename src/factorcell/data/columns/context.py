@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from factorcell.io.arrays import GrowingArray, blocks, list_blocks, to_offsets
+from factorcell.io.arrays import GrowingArray, blocks, lists_per_block, to_offsets
 
 
 class Ragged(NamedTuple):
@@ -46,8 +46,7 @@ class Ragged(NamedTuple):
 
     def select(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
         """Return the lists of `rows`, in that order."""
-        block_rows = next(list_blocks(self.offsets)).stop
-        return Ragged.join(self._select(rows[block]) for block in blocks(len(rows), block_rows))
+        return Ragged.join(self._select(rows[block]) for block in blocks(len(rows), lists_per_block(self.offsets)))
 
     def _select(self, rows: NDArray[np.integer[Any]]) -> "Ragged":
         """Return the lists of a block of rows."""
