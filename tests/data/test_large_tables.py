@@ -219,7 +219,12 @@ def test_a_selection_from_few_lists_takes_few_blocks(monkeypatch: pytest.MonkeyP
     lists, rows, sizes = Ragged.of([[0], [1, 2], [], [3]], np.int32), np.arange(1000) % 4, list[int]()
     monkeypatch.setattr(arrays, "BLOCK", 300)
     original = Ragged._select
-    monkeypatch.setattr(Ragged, "_select", lambda self, block: sizes.append(len(block)) or original(self, block))
+
+    def recorded_select(ragged: Ragged, block: np.ndarray) -> Ragged:
+        sizes.append(len(block))
+        return original(ragged, block)
+
+    monkeypatch.setattr(Ragged, "_select", recorded_select)
     selected = lists.select(rows)
     assert sizes == [300, 300, 300, 100]
     assert selected.values.tolist() == [0, 1, 2, 3] * 250
