@@ -275,6 +275,16 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     assert planned.format_options(names) == f"hidden_size {hidden}, dropout_recurrent {dropout}"
 
 
+def test_an_evaluation_with_a_large_vocabulary_reads_fewer_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluation computes all logits, and the training only those of the sampled loss."""
+    for vocabulary, dev_targets in ((5000, 12_000), (45_000, round(12_000 / 3.5))):
+        facts = rules.TableFacts(1_000_000, vocabulary, is_character_level=False, dev_targets=10_000_000)
+        monkeypatch.setattr(rules.TableFacts, "of", lambda *_, facts=facts, **__: facts)
+        planned = plan({}, *read(), 2.0)
+        assert planned.training.max_dev_targets == dev_targets
+        assert planned.training.evaluations == 10
+
+
 def test_models_after_the_first_make_its_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Clock(monkeypatch, step=1.0, text=0.02)
     models = ["factorcell", "unadapted"]

@@ -32,7 +32,8 @@ MIN_PASSES, MAX_PASSES = 0.25, 40.0
 # Targets that a training of a small model reads in a minute on two cores with AVX2: with a time limit, sizes, dropout
 # rates and evaluations are those for this speed, so that they do not depend on the machine.
 TARGETS_PER_MINUTE = 1_500_000
-# Development targets of an evaluation and training targets whose n-grams are counted, per minute of the time limit.
+# Per minute of the time limit: development targets of an evaluation with a small vocabulary, and training targets whose
+# n-grams are counted.
 DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINUTE = 6_000, 100, 1_000_000
 # Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
 # and a cost of a fraction of a second that each may always have.
@@ -136,8 +137,8 @@ def plan(
     passes, dev_targets = max_passes, config.training.max_dev_targets
     if minutes is not None:
         # An evaluation takes about half a percent of the time.
-        targets_per_minute = DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else DEV_TARGETS_PER_MINUTE
-        dev_targets = max(1, round(minutes * targets_per_minute))
+        targets_per_minute = DEV_TARGETS_PER_MINUTE / max(1.0, evaluation_cost(facts))
+        dev_targets = round(minutes * (DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else targets_per_minute)) or 1
         facts = replace(facts, dev_targets=min(facts.dev_targets, dev_targets))
         # The passes on a machine of ordinary speed.
         passes = min(max_passes, float(f"{minutes * TARGETS_PER_MINUTE / max(1, facts.targets):.2g}"))
@@ -224,10 +225,8 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
         embedding_size, hidden_size = _look_up(targets_read, sizes)
         layer_norm = False
         optimizer_options = {"learning_rate": 5e-3, "token_rate": 3.0, "weight_decay": 0.01}
-    # The time of evaluating a target relative to training on it: a sampled loss does not compute all logits.
-    relative_cost = 0.35 if facts.is_character_level else 0.5 + facts.vocabulary / 15_000
-    cost_per_evaluation = max(1.0, facts.dev_targets * relative_cost)  # in targets that training could read instead
-    evaluations = min(10, max(1, int(EVALUATION_SHARE * epochs * facts.targets / cost_per_evaluation)))
+    cost_per_evaluation = facts.dev_targets * evaluation_cost(facts)  # in targets that training could read instead
+    evaluations = min(10, max(1, int(EVALUATION_SHARE * epochs * facts.targets / max(1.0, cost_per_evaluation))))
     return {
         **{"embedding_size": embedding_size, "hidden_size": hidden_size, "layer_norm": layer_norm, "epochs": epochs},
         "samples": 0 if facts.vocabulary <= MAX_EXACT_VOCABULARY else 1000,
@@ -237,6 +236,11 @@ def default_options(facts: TableFacts, epochs: float) -> Options:
         **optimizer_options,
         **{"evaluations": evaluations, "patience": 3 if evaluations >= 6 else 0},
     }
+
+
+def evaluation_cost(facts: TableFacts) -> float:
+    """Return the time of evaluating a target relative to learning it: a sampled loss does not compute all logits."""
+    return 0.35 if facts.is_character_level else 0.5 + facts.vocabulary / 15_000
 
 
 def transformer_options(backbone: HuggingFaceOptions, facts: TableFacts) -> Options:
