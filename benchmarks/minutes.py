@@ -5,8 +5,8 @@
 DATA is a folder of data sets, each a folder with train.parquet and dev.parquet; RUNS is a folder for the trainings.
 First, each case is trained with `--minutes` in a process of its own, next to 0, 1 or 2 others on the same core: run
 nothing else on it. The others are cases of the same kind, each of which becomes a busy loop at its end. Then each case
-is trained again with the same number of steps and without limit, which is not timed. Rows are appended to the file of
-`--out`, and a repeated command continues; then the script prints the table.
+is trained again with the same number of steps and without limit, which is not timed; with `--timed-only`, it is not.
+Rows are appended to the file of `--out`, and a repeated command continues; then the script prints the table.
 
 Two others leave a third of the core, as three busy loops on two cores leave a third to the slower thread of a training.
 """
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from factorcell.io import files
 from factorcell.io.arrays import blocks
@@ -94,40 +95,46 @@ def train_together(folders: Mapping[Case, Path], data: Path, count: int) -> None
             start_loop()
 
 
-def repeat(folder: Path, data: Path) -> Row:
-    """Train a case again with the same steps and without limit; return the figures of both trainings."""
-    limited, repeated = folder / "limited", folder / "repeated"
-    log = Run.open(limited).log()
+def measure(folder: Path) -> Row:
+    """Return the figures of a training with a time limit."""
+    log = Run.open(folder / "limited").log()
     evaluations = [row for row in log if row["split"] == "dev"]
     losses = [row for row in log if row["split"] == "train"]
     tokens = np.diff([0, *(row["tokens"] for row in losses)])
-    shutil.copy(limited / "config.json", folder / "config.json")
-    shutil.rmtree(repeated, ignore_errors=True)
-    train(repeated, data, ["--config", str(folder / "config.json")])
     return {
         **json.loads((folder / "time.json").read_text()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # AVX2 or AVX512
         "step_seconds": float((tokens / [row["tokens_per_second"] for row in losses]).sum()),
         "steps": log[-1]["step"],
         "stopped_early": evaluations[-1]["step"] < evaluations[-1]["steps"],
-        "perplexity": development_perplexity(limited, data),
-        "repeated": development_perplexity(repeated, data),
     }
 
 
+def repeat(folder: Path, data: Path) -> Row:
+    """Train a case again with the same steps and without limit; return the perplexities of both trainings."""
+    limited, repeated = folder / "limited", folder / "repeated"
+    shutil.copy(limited / "config.json", folder / "config.json")
+    shutil.rmtree(repeated, ignore_errors=True)
+    train(repeated, data, ["--config", str(folder / "config.json")])
+    return {"perplexity": development_perplexity(limited, data), "repeated": development_perplexity(repeated, data)}
+
+
+def spread(values: list[float]) -> str:
+    """Format the median and the range of values; of none, an empty text."""
+    return f"{np.median(values):+.1f} ({min(values):+.1f}, {max(values):+.1f})" if values else ""
+
+
 def table(rows: list[Row]) -> str:
-    """Return a Markdown table with the median and the worst case of each number of minutes and of other trainings."""
-    lines = ["| minutes | others | trainings | late, s | steps, % of the time | perplexity, % |"]
-    lines.append("| --: | --: | --: | --: | --: | --: |")
+    """Return a Markdown table with the median and the range of each number of minutes and of other trainings."""
+    lines = ["| minutes | others | trainings | late, s | steps, % of the time | repeated | perplexity, % |"]
+    lines.append("| --: | --: | --: | --: | --: | --: | --: |")
     for minutes, others in sorted({(row["minutes"], row["others"]) for row in rows}):
         cases = [row for row in rows if (row["minutes"], row["others"]) == (minutes, others)]
         late = [row["seconds"] - 60 * minutes for row in cases]
-        shares = [100 * row["step_seconds"] / (60 * minutes) for row in cases if not row["stopped_early"]] or [math.nan]
-        costs = [100 * (row["perplexity"] / row["repeated"] - 1) for row in cases]
-        cells = [
-            f"{np.median(values):+.1f} ({worst(values):+.1f})"
-            for values, worst in ((late, max), (shares, min), (costs, max))
-        ]
-        lines.append(f"| {minutes:g} | {others} | {len(cases)} | {' | '.join(cells)} |")
+        shares = [100 * row["step_seconds"] / (60 * minutes) for row in cases if not row["stopped_early"]]
+        costs = [100 * (row["perplexity"] / row["repeated"] - 1) for row in cases if "repeated" in row]
+        cells = [minutes, others, len(cases), spread(late), spread(shares), len(costs), spread(costs)]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
@@ -141,6 +148,7 @@ def main() -> None:
     parser.add_argument("--minutes", nargs="+", type=float, default=[2.0, 10.0])
     parser.add_argument("--others", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--timed-only", action="store_true", help="do not train again without limit")
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
     finished = {Case(*(row[name] for name in Case._fields)) for row in rows}
@@ -153,7 +161,9 @@ def main() -> None:
             train_together({case: folders[case] for case in group}, arguments.data, 1 + others)
     for case in cases:
         if case not in finished:
-            row = case._asdict() | repeat(folders[case], arguments.data / case.data)
+            row = case._asdict() | measure(folders[case])
+            if not arguments.timed_only:
+                row |= repeat(folders[case], arguments.data / case.data)
             files.append_row(arguments.out, row)
             rows.append(row)
             sys.stderr.write(json.dumps(row) + "\n")
