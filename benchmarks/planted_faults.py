@@ -46,7 +46,10 @@ FAULTS = [
         "training/row_adam.py", "1 - BETA2**step) / (1 - BETA1**step)", "1 - BETA2**step)", "training/test_row_adam.py"
     ),
     Fault(
-        "training/schedule.py", "SLOWDOWN_WINDOW * self.max_seconds", "self.max_seconds", "training/test_schedule.py"
+        "training/schedule.py",
+        "max(self.time_share, self.seconds / limit)",
+        "self.seconds / limit",
+        "training/test_schedule.py",
     ),
     Fault(
         "data/counts.py",

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from factorcell.service.http import problems
 from factorcell.service.http.application import Site
+from tests.service.http.sockets import wait_until
 
 
 def accept(client: TestClient, user: str, *texts: str) -> None:
@@ -39,6 +40,7 @@ def test_all_operations_on_a_user(client: TestClient, site: Site, user: str, pat
     assert client.post(f"{base}/pause").json() == {"paused": True}
     assert client.post("/v1/accept", json={"user": user, "text": "x"}).json()["outcome"] == "paused"
     assert client.post(f"{base}/resume").json() == {"paused": False}
+    assert wait_until(lambda: client.get(base).json()["learned"])  # the remaining texts, in the background
     exported = client.get(base).json()
     assert exported == msgspec.to_builtins(site.service.show(user))
     assert [text["text"] for text in exported["texts"]] == ["cab"]
