@@ -125,15 +125,16 @@ def spread(values: list[float]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a Markdown table with the median and the range of each number of minutes and of other trainings."""
-    lines = ["| minutes | others | trainings | late, s | steps, % of the time | repeated | perplexity, % |"]
-    lines.append("| --: | --: | --: | --: | --: | --: | --: |")
-    for minutes, others in sorted({(row["minutes"], row["others"]) for row in rows}):
-        cases = [row for row in rows if (row["minutes"], row["others"]) == (minutes, others)]
+    """Return a Markdown table with the median and the range of each processor, time limit and number of others."""
+    lines = ["| processor | minutes | others | trainings | late, s | steps, % of the time | repeated | perplexity, % |"]
+    lines.append("| :-- | --: | --: | --: | --: | --: | --: | --: |")
+    groups = [(row["instructions"], row["minutes"], row["others"]) for row in rows]
+    for group in sorted(set(groups)):
+        cases, minutes = [row for row, other in zip(rows, groups, strict=True) if other == group], group[1]
         late = [row["seconds"] - 60 * minutes for row in cases]
         shares = [100 * row["step_seconds"] / (60 * minutes) for row in cases if not row["stopped_early"]]
         costs = [100 * (row["perplexity"] / row["repeated"] - 1) for row in cases if "repeated" in row]
-        cells = [minutes, others, len(cases), spread(late), spread(shares), len(costs), spread(costs)]
+        cells = [*group, len(cases), spread(late), spread(shares), len(costs), spread(costs)]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -151,7 +152,8 @@ def main() -> None:
     parser.add_argument("--timed-only", action="store_true", help="do not train again without limit")
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
-    finished = {Case(*(row[name] for name in Case._fields)) for row in rows}
+    here = [row for row in rows if row["instructions"] == torch.backends.cpu.get_cpu_capability()]
+    finished = {Case(*(row[name] for name in Case._fields)) for row in here}
     cases = [Case(*case) for case in product(arguments.minutes, arguments.others, arguments.seeds, arguments.sets)]
     folders = {case: arguments.runs / "_".join(map(str, case)) for case in cases}
     for minutes, others in product(arguments.minutes, arguments.others):
