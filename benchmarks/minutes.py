@@ -121,7 +121,7 @@ def repeat(folder: Path, data: Path) -> Row:
 
 def spread(values: list[float]) -> str:
     """Format the median and the range of values; of none, an empty text."""
-    return f"{np.median(values):+.1f} ({min(values):+.1f}, {max(values):+.1f})" if values else ""
+    return f"{np.median(values):.1f} ({min(values):.1f} to {max(values):.1f})" if values else ""
 
 
 def table(rows: list[Row]) -> str:
