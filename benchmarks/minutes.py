@@ -5,8 +5,9 @@
 DATA is a folder of data sets, each a folder with train.parquet and dev.parquet; RUNS is a folder for the trainings.
 First, each case is trained with `--minutes` in a process of its own, next to 0, 1 or 2 others on the same core: run
 nothing else on it. The others are cases of the same kind, each of which becomes a busy loop at its end. Then each case
-is trained again with the same number of steps and without limit, which is not timed; with `--timed-only`, it is not.
-Rows are appended to the file of `--out`, and a repeated command continues; then the script prints the table.
+is trained again with the same number of steps and without limit, which is not timed; `--timed-only` omits this.
+Rows are appended to the file of `--out`, and a repeated command continues on a processor with the same instructions;
+then the script prints the table.
 
 Two others leave a third of the core, as three busy loops on two cores leave a third to the slower thread of a training.
 """

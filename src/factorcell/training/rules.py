@@ -137,8 +137,9 @@ def plan(
     passes, dev_targets = max_passes, config.training.max_dev_targets
     if minutes is not None:
         # An evaluation takes about half a percent of the time.
-        targets_per_minute = DEV_TARGETS_PER_MINUTE / max(1.0, evaluation_cost(facts))
-        dev_targets = round(minutes * (DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else targets_per_minute)) or 1
+        of_small_model = DEV_TARGETS_PER_MINUTE / max(1.0, evaluation_cost(facts))
+        targets_per_minute = DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else of_small_model
+        dev_targets = max(1, round(minutes * targets_per_minute))
         facts = replace(facts, dev_targets=min(facts.dev_targets, dev_targets))
         # The passes on a machine of ordinary speed.
         passes = min(max_passes, float(f"{minutes * TARGETS_PER_MINUTE / max(1, facts.targets):.2g}"))

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from factorcell.config import Config, HuggingFaceOptions
+from factorcell.training.rules import EVALUATION_SHARE
 
 WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that with a pretrained base
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 # Targets whose training takes as long as the work after the steps: of each command, and for each minute of its limit
-# (benchmarks/minutes.py). A Transformer learns so many times fewer targets in this time on a processor.
+# (benchmarks/minutes.py). A new Transformer and a pretrained base learn so many times fewer targets in this time.
 WORK, WORK_PER_MINUTE = 280_000, 35_000
-SLOWER_TRANSFORMER, SLOWER_BASE = 8, 60
+TRANSFORMER_COST, BASE_COST = 8, 60
 # The least reserve: a share of the time limit, but at most some seconds and a smaller share.
 RESERVE_SHARE, FIXED_RESERVE, LONG_RESERVE_SHARE = 0.1, 8.0, 0.03
-MAX_FURTHER_RESERVE = 0.35  # share of the time
+MAX_FURTHER_RESERVE = 0.35  # largest share of the remaining time by which the reserve exceeds the least one
 SPEED_WINDOW = 0.1  # share of the time limit over which the speed is averaged
-EVALUATION_SHARE = 0.1  # share of the time so far above which no evaluation but the last takes place
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
 
@@ -43,7 +43,7 @@ class TimeLimit(NamedTuple):
             return None
         seconds, work = 60 * minutes, WORK + WORK_PER_MINUTE * minutes
         if isinstance(config.backbone, HuggingFaceOptions):
-            work /= SLOWER_BASE if config.backbone.is_pretrained else SLOWER_TRANSFORMER
+            work /= BASE_COST if config.backbone.is_pretrained else TRANSFORMER_COST
         reserve = min(RESERVE_SHARE * seconds, FIXED_RESERVE + LONG_RESERVE_SHARE * seconds)
         return cls(seconds - reserve, start, reserve, work)
 
@@ -100,7 +100,11 @@ class Progress:
         return math.floor(self.share * count + ROUNDING)
 
     def is_evaluation_due(self, count: int) -> bool:
-        """Return whether one of `count` evaluations is due; with a time limit, it may wait until it is affordable."""
+        """Return whether one of `count` evaluations is due.
+
+        With a time limit, all but the last wait while the earlier ones have taken more than `EVALUATION_SHARE` of the
+        time.
+        """
         is_affordable = self.evaluation_seconds <= EVALUATION_SHARE * self.seconds or math.isinf(self.max_seconds)
         return self.events_due(count) > self.evaluations and (is_affordable or self.share >= 1)
 
