@@ -153,8 +153,8 @@ def main() -> None:
     parser.add_argument("--timed-only", action="store_true", help="do not train again without limit")
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
-    here = [row for row in rows if row["instructions"] == torch.backends.cpu.get_cpu_capability()]
-    finished = {Case(*(row[name] for name in Case._fields)) for row in here}
+    comparable = [row for row in rows if row["instructions"] == torch.backends.cpu.get_cpu_capability()]
+    finished = {Case(*(row[name] for name in Case._fields)) for row in comparable}
     cases = [Case(*case) for case in product(arguments.minutes, arguments.others, arguments.seeds, arguments.sets)]
     folders = {case: arguments.runs / "_".join(map(str, case)) for case in cases}
     for minutes, others in product(arguments.minutes, arguments.others):
