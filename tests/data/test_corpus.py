@@ -126,6 +126,14 @@ def test_epochs_have_different_batches_with_little_padding() -> None:
     assert corpus.target_count / padded > 0.9
 
 
+@given(st.integers(0, 99), st.integers(200, 3000))
+def test_few_sorted_texts_have_little_padding(seed: int, count: int) -> None:
+    lengths = np.random.default_rng(seed).gamma(4, 9, count).astype(int)
+    corpus = prepare([{"text": "x" * int(length)} for length in lengths], Config.of(tokenizer="char", min_count=1))
+    padded = sum(len(rows) * int(corpus.lengths[rows].max()) for rows in corpus.batches(20_000))
+    assert corpus.target_count / padded > 0.75
+
+
 USER_ROWS = [{"text": "x" * (index % 9), "who": who} for index, who in enumerate([*"aabacacaabdd" * 9, None, None])]
 
 

@@ -26,6 +26,8 @@ from factorcell.io import arrays
 from factorcell.io.arrays import GrowingArray, blocks, mapped, take
 
 POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this many batches
+# Few batches of all lengths would have more padding than tokens, and batches of few tokens take longer per token.
+MIN_SORTED_BATCHES, MIN_SORTED_TOKENS = 10, 500
 # 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -152,7 +154,8 @@ class Corpus:
             batch_tokens: The maximum number of tokens of a batch, prompts and padding included. A text of more tokens
                 is a batch of its own.
             seed: The seed of the random order. Rows are shuffled and then sorted by length within pools of about
-                `POOL_BATCHES` batches; then the batches are shuffled. Without a seed, all rows are sorted by length.
+                `POOL_BATCHES` batches; then the batches are shuffled. Without a seed, all rows are sorted by length,
+                and batches are smaller if there would be fewer than about `MIN_SORTED_BATCHES`.
             epoch: The number of the epoch; each epoch has its own random order.
             max_texts: The maximum number of texts of a batch, if `seed` is None.
 
@@ -162,6 +165,7 @@ class Corpus:
         lengths = self.read_lengths
         if seed is None:
             rows = np.argsort(lengths, kind="stable")
+            batch_tokens = min(batch_tokens, max(MIN_SORTED_TOKENS, int(lengths.sum()) // MIN_SORTED_BATCHES))
             sizes = np.array(_batch_sizes(lengths[rows], batch_tokens, max_texts), np.int64)
             return RowBatches(rows, arrays.to_offsets(sizes), np.arange(len(sizes)))
         generator = np.random.default_rng((seed, epoch))

@@ -37,7 +37,7 @@ TARGETS_PER_MINUTE = 1_500_000
 DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINUTE = 6_000, 100, 1_000_000
 # Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
 # and a cost of a fraction of a second that each may always have.
-CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 4e7, 4e6
+CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
 # Texts of held-out users to which the settings of completion are fitted: per minute, at least and at most.
 COMPLETED_TEXTS_PER_MINUTE, MIN_COMPLETED_TEXTS, MAX_COMPLETED_TEXTS = 200, 100, 2000
 SLOWER_BASE = 10  # a pretrained base on a processor completes so many times fewer texts
