@@ -368,10 +368,10 @@ class AdaptedLinear(nn.Module):
         if shift.shared_left is not None and shift.shared_right is not None:
             rows = self.times(inputs, shift.shared_left)
             rows = rows if shift.mixing is None else _mixed(rows, shift.mixing)
-            y = y.add_(rows @ shift.shared_right, alpha=self.scaling)
+            y = _add_product(y, rows, shift.shared_right, self.scaling)
         if shift.left is not None and shift.right is not None:
             if len(shift.left) == 1:  # all inputs share the change: products of matrices are faster than of batches
-                y = y.add_(self.times(inputs, shift.left[0]) @ shift.right[0], alpha=self.scaling)
+                y = _add_product(y, self.times(inputs, shift.left[0]), shift.right[0], self.scaling)
             else:  # in place, because PyTorch would copy y before it adds the product; autocast does not cast for it
                 rows = self.times(inputs, shift.left).to(y.dtype)
                 y = y.baddbmm_(rows, shift.right.to(y.dtype), alpha=self.scaling)
@@ -439,6 +439,13 @@ class AdaptedLinear(nn.Module):
         if shift.bias is None or self.bias is None:
             return self.bias if shift.bias is None else shift.bias
         return shift.bias + self.bias
+
+
+def _add_product(y: Tensor, rows: Tensor, matrix: Tensor, scaling: float) -> Tensor:
+    """Return y (B, T, O) plus the product of rows (B, T, S) and a matrix (S, O); without gradients, y is changed."""
+    flat, rows, matrix = y.reshape(-1, y.shape[-1]), rows.flatten(0, 1).to(y.dtype), matrix.to(y.dtype)
+    out = None if torch.is_grad_enabled() else flat  # in place, which writes no separate product or sum
+    return torch.addmm(flat, rows, matrix, alpha=scaling, out=out).view_as(y)
 
 
 def _mixed(rows: Tensor, mixing: Tensor) -> Tensor:
