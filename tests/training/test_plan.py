@@ -1,6 +1,7 @@
 """Plans: specified options are used, the others follow from the table, and a training with minutes ends in time."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from factorcell.options.limits import AUTOMATIC_OPTIONS
 from factorcell.runs.run import Run, read_config, training_facts
 from factorcell.runs.summary import used_options
 from factorcell.training import fit as fitting
-from factorcell.training import mixture, rules, schedule
+from factorcell.training import mixture, rules
 from factorcell.training import trainer as trainers
 from factorcell.training.compare import compare
 from factorcell.training.fit import train_run
@@ -79,8 +80,8 @@ class Clock:
         monkeypatch.setattr(fitting, "read_corpora", timed_reading)
         for module in (fitting, trainers):
             monkeypatch.setattr(module, "perf_counter", self)
-        for name in ("WORK", "WORK_PER_MINUTE"):  # the small models learn few targets in a second
-            monkeypatch.setattr(schedule, name, 0)
+        # The small models learn few targets in a second.
+        monkeypatch.setattr(fitting, "usual_target_seconds", lambda config: math.inf)
 
     def advance(self, seconds: float) -> None:
         """Advance the clock by work that takes `seconds` on an idle machine."""
@@ -128,7 +129,8 @@ def test_a_command_with_minutes_ends_in_time(
     clock = Clock(monkeypatch, step=1.0, text=0.02, ngram=0.01, reading=5.0)
     clock.slowdown, clock.later_slowdown, clock.change = *slowdowns, minutes * 60 * 0.45
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 200.0)
-    monkeypatch.setattr(schedule, "WORK_PER_MINUTE", 6.0 * targets_per_step)
+    monkeypatch.setattr(fitting, "usual_target_seconds", lambda config: 1.0 / targets_per_step)
+    monkeypatch.setattr(fitting, "seconds_after_steps", lambda minutes, *facts: 6.0 * minutes)
     with logged_progress() as lines:
         run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=minutes, preset="best", compare_ngram=True)
     last_row = run.log()[-1]
@@ -159,7 +161,8 @@ def test_with_too_few_minutes_the_training_gets_its_smallest_share(
     """Reading alone takes longer than the limit."""
     Clock(monkeypatch, step=0.1, text=0.01, reading=40.0)
     run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=0.5)
-    assert run.training_minutes() == pytest.approx(0.3 * 0.9 * 0.5, rel=0.1)
+    reserve = rules.seconds_after_steps(0.5, 0, False, 1)
+    assert run.training_minutes() == pytest.approx((0.3 * 30 - reserve) / 60, rel=0.1)
 
 
 @pytest.mark.parametrize("minutes", [0.1, 1.0, 100.0])

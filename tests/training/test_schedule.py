@@ -16,6 +16,7 @@ from factorcell.runs.run import Run
 from factorcell.training import schedule
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import train_run
+from factorcell.training.rules import seconds_after_steps, usual_target_seconds
 from factorcell.training.schedule import Progress, TimeLimit
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
@@ -201,7 +202,7 @@ def test_the_learning_rate_follows_the_share_of_the_time(
 
 
 def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> None:
-    progress, shares = Progress(1000, max_seconds=90.0, reserve=10.0, work=100.0), list[float]()
+    progress, shares = Progress(1000, 100.0, fixed_reserve=5.0, reserve=10.0, usual_target_seconds=0.1), list[float]()
     for target_seconds, count in ((0.05, 15), (0.2, 30), (10.0, 5), (0.05, 20)):
         for _ in range(count):
             progress.count_seconds(1.0, round(1 / target_seconds) or 1)
@@ -209,7 +210,7 @@ def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> Non
             shares.append(progress.share)
         if target_seconds == 0.2:
             assert progress.target_seconds == pytest.approx(0.2, rel=0.05)
-            assert progress.share == pytest.approx(progress.seconds / (90 - 10), rel=0.03)  # 100 targets take 20 s
+            assert progress.share == pytest.approx(progress.seconds / (100 - 5 - 2 * 10), rel=0.03)
     assert np.diff(shares).min() >= 0
     assert progress.share < 1
     progress.count_seconds(20.0)
@@ -217,15 +218,20 @@ def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> Non
     assert Progress(10, step=5, seconds=5.0).share == 0.5
 
 
-def test_a_transformer_learns_fewer_targets_in_the_time_of_the_work_after_its_steps() -> None:
-    new, pretrained = (
-        Config.of(backbone="huggingface", architecture="llama"),
-        Config.of(backbone="huggingface", base="some-base"),
-    )
-    limits = [TimeLimit.of_command(2.0, 5.0, config) for config in (Config(), new, pretrained)]
-    assert [limit and limit.work for limit in limits] == [350_000, 350_000 / 8, 350_000 / 60]
-    assert [limit and limit[:3] for limit in limits] == [pytest.approx((120 - 11.6, 5.0, 11.6))] * 3
-    assert TimeLimit.of_command(None, 5.0, new) is None
+def test_a_transformer_usually_learns_fewer_targets_in_a_second() -> None:
+    new = Config.of(backbone="huggingface", architecture="llama")
+    pretrained = Config.of(backbone="huggingface", base="some-base")
+    seconds = [usual_target_seconds(config) for config in (Config(), new, pretrained)]
+    assert seconds == pytest.approx([60 / 1.5e6, 8 * 60 / 1.5e6, 60 * 60 / 1.5e6])
+
+
+def test_the_work_after_the_steps_is_longer_with_more_counts_and_categories() -> None:
+    without = seconds_after_steps(2.0, 0, False, 0)
+    assert without == pytest.approx(2.2)
+    assert seconds_after_steps(2.0, 1_000_000, False, 0) == pytest.approx(without + 2.0)
+    assert seconds_after_steps(2.0, 1_000_000, True, 0) == pytest.approx(without + 4.5)
+    assert seconds_after_steps(2.0, 1_000_000, False, 1) == pytest.approx(without + 2.0 + 2.4)
+    assert seconds_after_steps(2.0, 5_000_000, False, 3) == pytest.approx(without + 10.0 + 2.4 + 3 * 2.4)
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4), (997, 991)])

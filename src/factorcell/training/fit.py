@@ -60,7 +60,9 @@ from factorcell.training.rules import (
     completion_effort,
     plan,
     resumed_config,
+    seconds_after_steps,
     unspecified_options,
+    usual_target_seconds,
 )
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import train
@@ -167,10 +169,11 @@ def train_run(
         dev_corpus = limit_targets(held_out, max_dev_targets) if max_dev_targets else held_out
         # Before the training, as the texts of users may have errors:
         streams = completion_streams(run, source if dev is None else dev, held_out)
-        limit, count = TimeLimit.of_command(minutes, start, run.config), len(held_out)
+        counts_ngrams, count = compare_ngram or run.config.training.ngram_mixture, len(held_out)
+        limit = None if minutes is None else time_limit(run, corpus, minutes, start, counts_ngrams, bool(streams))
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen, held_out=count)
         counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
-        ngram = mix_with_ngrams(run, counted, dev_corpus, compare_ngram)
+        ngram = mix_with_ngrams(run, counted, dev_corpus) if counts_ngrams else None
         facts = {"ngram": ngram, **save_other_models(run, corpus, streams, minutes)}
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:
@@ -302,13 +305,21 @@ def train_and_log(
     log_facts((label, f"already complete: {text}" if was_complete else text))
 
 
-def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus, compare_ngram: bool) -> files.Row | None:
-    """Mix a run with n-gram counts if requested, save the mixture if it is better, and return the facts."""
-    is_requested = run.config.training.ngram_mixture
-    if not (is_requested or compare_ngram):
-        return None
+def time_limit(
+    run: Run, corpus: Corpus, minutes: float, start: float, counts_ngrams: bool, completes: bool
+) -> TimeLimit:
+    """Return the limit of a command that may take `minutes` from the time `start`, with its reserves."""
+    counted_targets = min(corpus.target_count, round(minutes * COUNTED_TARGETS_PER_MINUTE)) if counts_ngrams else 0
+    is_character_level, categories = run.tokenizer.is_character_level, possible_targets(run)
+    reserve = seconds_after_steps(minutes, counted_targets, is_character_level, len(categories))
+    fixed_reserve = completion_effort(minutes, run.config)[1] if completes else 0.0
+    return TimeLimit(60 * minutes, start, fixed_reserve, reserve, usual_target_seconds(run.config))
+
+
+def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus) -> files.Row:
+    """Mix a run with n-gram counts, save the mixture if this is requested and it is better, and return the facts."""
     mixture, row = fit_mixture(run, corpus, dev)
-    is_saved = is_requested and (row["gain_low"] or 0) > 0
+    is_saved = run.config.training.ngram_mixture and (row["gain_low"] or 0) > 0
     if is_saved:
         mixture.save(run.folder)
         run.mixture = mixture

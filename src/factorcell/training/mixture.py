@@ -50,6 +50,7 @@ from factorcell.nn.devices import AUTO, FLOAT32
 from factorcell.nn.scoring import mixed_nats
 from factorcell.options.limits import check_unknown
 from factorcell.runs.run import Run
+from factorcell.training.rules import MAX_COMPARED_TARGETS
 
 PRIOR_TARGETS = 100.0  # sum of prior_k: for the weights of a part of the targets, all targets count as much as 100
 MAX_ITERATIONS = 10_000  # of EM
@@ -58,7 +59,6 @@ MIN_STEP = 1e-7  # nats per target; EM ends after an iteration that improves the
 MAX_COUNTED_TARGETS = 20_000_000  # n-grams of larger tables are counted in a random part of their texts
 MAX_DEV_TARGETS = 300_000  # development targets on which the weights are fitted
 COMPARED_ORDER, COMPARED_CHARACTER_ORDER = 3, 6  # highest orders that are counted to choose a column
-MAX_COMPARED_TARGETS = 2_000_000  # training targets in which these are counted
 SHARES = tuple(step / 20 for step in range(21))  # candidates for s_n
 MIN_IMPROVEMENT = 0.002  # nats per target that a further component must gain
 

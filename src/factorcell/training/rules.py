@@ -38,6 +38,13 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 # Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
 # and a cost of a fraction of a second that each may always have.
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
+# Seconds of the work after the steps on a machine of usual speed (benchmarks/minutes.py): of each command, and per
+# minute for evaluations and for classifiers; per target whose n-grams are counted, of words and of characters, and
+# whose n-grams are compared between categories, for each of these.
+FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 0.6, 1.2
+COUNTING_SECONDS, CHARACTER_COUNTING_SECONDS, COMPARING_SECONDS, MAX_COMPARED_TARGETS = 2e-6, 4.5e-6, 1.2e-6, 2_000_000
+# A new Transformer and a pretrained base learn so many times fewer targets in the same time.
+TRANSFORMER_COST, BASE_COST = 8, 60
 # Texts of held-out users to which the settings of completion are fitted: per minute, at least and at most.
 COMPLETED_TEXTS_PER_MINUTE, MIN_COMPLETED_TEXTS, MAX_COMPLETED_TEXTS = 200, 100, 2000
 SLOWER_BASE = 10  # a pretrained base on a processor completes so many times fewer texts
@@ -206,6 +213,32 @@ def completion_effort(minutes: float, config: Config) -> tuple[int, float]:
     count = max(MIN_COMPLETED_TEXTS, min(MAX_COMPLETED_TEXTS, round(minutes * COMPLETED_TEXTS_PER_MINUTE)))
     seconds = max(MIN_COMPLETION_SECONDS, minutes * COMPLETION_SECONDS_PER_MINUTE)
     return count // SLOWER_BASE if is_slow(config) else count, seconds
+
+
+def seconds_after_steps(minutes: float, counted_targets: int, is_character_level: bool, category_count: int) -> float:
+    """Return the expected duration of the work after the steps of a training on a machine of usual speed.
+
+    Args:
+        minutes: The time limit of the command.
+        counted_targets: The number of targets whose n-grams are counted.
+        is_character_level: Whether these are characters or graphemes.
+        category_count: The number of columns that get classifiers.
+    """
+    seconds = FINAL_SECONDS + EVALUATION_SECONDS_PER_MINUTE * minutes
+    seconds += counted_targets * (CHARACTER_COUNTING_SECONDS if is_character_level else COUNTING_SECONDS)
+    if category_count:
+        seconds += CLASSIFIER_SECONDS_PER_MINUTE * minutes
+    if category_count > 1:
+        seconds += category_count * COMPARING_SECONDS * min(counted_targets, MAX_COMPARED_TARGETS)
+    return seconds
+
+
+def usual_target_seconds(config: Config) -> float:
+    """Return the seconds of a step per target on a machine of usual speed."""
+    seconds = 60 / TARGETS_PER_MINUTE
+    if isinstance(config.backbone, HuggingFaceOptions):
+        seconds *= BASE_COST if config.backbone.is_pretrained else TRANSFORMER_COST
+    return seconds
 
 
 def is_slow(config: Config) -> bool:

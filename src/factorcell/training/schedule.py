@@ -1,29 +1,23 @@
 """The schedule of a training: the learning rate and the evaluations follow the share of the training that is done.
 
-    share = step / steps                                                    without a time limit
-    share = max(step / steps, seconds / (max_seconds - further reserve))    with one, but never less than before
+    share = step / steps                                            without a time limit
+    share = max(step / steps, seconds / (max_seconds - reserve))    with one, but never less than before
 
 With a time limit, the learning rate has always decayed when the time is used up; `steps` then is the largest number of
-steps. The work after the steps takes longer on a slow or busy machine, and with a large model: about as long as the
-training learns `work` targets at its recent speed.
+steps. The reserve is for the work after the steps, which takes as many times longer on a slow or busy machine as the
+recent steps do.
 """
 
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from factorcell.config import Config, HuggingFaceOptions
+from factorcell.config import Config
 from factorcell.training.rules import EVALUATION_SHARE
 
 WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that with a pretrained base
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
-# Targets whose training takes as long as the work after the steps: of each command, and for each minute of its limit
-# (benchmarks/minutes.py). A new Transformer and a pretrained base learn so many times fewer targets in this time.
-WORK, WORK_PER_MINUTE = 280_000, 35_000
-TRANSFORMER_COST, BASE_COST = 8, 60
-# The least reserve: a share of the time limit, but at most some seconds and a smaller share.
-RESERVE_SHARE, FIXED_RESERVE, LONG_RESERVE_SHARE = 0.1, 8.0, 0.03
-MAX_FURTHER_RESERVE = 0.35  # largest share of the remaining time by which the reserve exceeds the least one
+MAX_RESERVE = 0.4  # largest share of the remaining time that is for the work after the steps
 SPEED_WINDOW = 0.1  # share of the time limit over which the speed is averaged
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
@@ -31,21 +25,11 @@ MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get
 class TimeLimit(NamedTuple):
     """The limit of the duration of a training."""
 
-    seconds: float  # from `start` to the end of the last step
+    seconds: float  # from `start` to the end of the work after the steps
     start: float  # a time of `perf_counter`
-    reserve: float = 0.0  # as in `Progress`
-    work: float = 0.0  # as in `Progress`
-
-    @classmethod
-    def of_command(cls, minutes: float | None, start: float, config: Config) -> "TimeLimit | None":
-        """Return the limit of a command that may take `minutes` from the time `start`; None if it has no limit."""
-        if minutes is None:
-            return None
-        seconds, work = 60 * minutes, WORK + WORK_PER_MINUTE * minutes
-        if isinstance(config.backbone, HuggingFaceOptions):
-            work /= BASE_COST if config.backbone.is_pretrained else TRANSFORMER_COST
-        reserve = min(RESERVE_SHARE * seconds, FIXED_RESERVE + LONG_RESERVE_SHARE * seconds)
-        return cls(seconds - reserve, start, reserve, work)
+    fixed_reserve: float = 0.0  # these as in `Progress`
+    reserve: float = 0.0
+    usual_target_seconds: float = math.inf
 
     def remaining_seconds(self, now: float) -> float:
         """Return the seconds that a training may take that begins at the time `now`."""
@@ -57,9 +41,10 @@ class Progress:
     """The counters of a training, which a checkpoint stores next to the tensors."""
 
     steps: int = 1  # of the training; with a time limit, the largest number
-    max_seconds: float = math.inf  # the time limit of `seconds`
-    reserve: float = 0.0  # seconds for the work after the steps, at least
-    work: float = 0.0  # targets whose training takes as long as the work after the steps
+    max_seconds: float = math.inf  # the time limit of `seconds` and the work after the steps
+    fixed_reserve: float = 0.0  # seconds of the work after the steps that do not depend on the speed
+    reserve: float = 0.0  # seconds of the other work after the steps, on a machine of usual speed
+    usual_target_seconds: float = math.inf  # seconds of a step per target on such a machine
     step: int = 0  # number of steps taken
     tokens: int = 0  # targets that these steps learned
     seconds: float = 0.0  # duration so far, with evaluations
@@ -86,9 +71,9 @@ class Progress:
         if targets:
             weight = -math.expm1(-seconds / (SPEED_WINDOW * self.max_seconds)) if self.target_seconds else 1.0
             self.target_seconds += weight * (seconds / targets - self.target_seconds)
-        further_reserve = max(0.0, self.work * self.target_seconds - self.reserve)
-        limit = self.max_seconds - min(further_reserve, MAX_FURTHER_RESERVE * self.max_seconds)
-        self.time_share = max(self.time_share, self.seconds / limit)
+        slowness = max(1.0, self.target_seconds / self.usual_target_seconds)
+        reserve = min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
+        self.time_share = max(self.time_share, self.seconds / (self.max_seconds - reserve))
 
     @property
     def total_steps(self) -> int:

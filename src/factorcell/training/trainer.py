@@ -84,8 +84,11 @@ class Trainer(Optimization):
         # In a fine-tuning, the sampled loss may draw every token, also those that do not occur in the texts.
         token_counts = target_frequencies(corpus, min_count=1 if starting_point else 0)
         super().__init__(run, token_counts, starting_point, steps)
-        max_seconds = math.inf if limit is None else limit.remaining_seconds(perf_counter())
-        self.progress = Progress(steps, max_seconds, *((limit.reserve, limit.work) if limit else ()))
+        self.progress = Progress(steps)
+        if limit is not None:
+            max_seconds = limit.remaining_seconds(perf_counter())
+            reserves = limit.fixed_reserve, limit.reserve, limit.usual_target_seconds
+            self.progress = Progress(steps, max_seconds, *reserves)
         self.shared_targets = SharedTargets.of(corpus, training.min_users) if training.min_users else None
         observe(run.model, corpus)
 
