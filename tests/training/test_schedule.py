@@ -16,7 +16,7 @@ from factorcell.runs.run import Run
 from factorcell.training import schedule
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import train_run
-from factorcell.training.rules import seconds_after_steps, usual_target_seconds
+from factorcell.training.rules import minutes_after_steps, seconds_after_steps, usual_target_seconds
 from factorcell.training.schedule import Progress, TimeLimit
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
@@ -218,11 +218,23 @@ def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> Non
     assert Progress(10, step=5, seconds=5.0).share == 0.5
 
 
-def test_a_transformer_usually_learns_fewer_targets_in_a_second() -> None:
-    new = Config.of(backbone="huggingface", architecture="llama")
-    pretrained = Config.of(backbone="huggingface", base="some-base")
-    seconds = [usual_target_seconds(config) for config in (Config(), new, pretrained)]
-    assert seconds == pytest.approx([60 / 1.5e6, 8 * 60 / 1.5e6, 60 * 60 / 1.5e6])
+def test_large_models_usually_learn_fewer_targets_in_a_second() -> None:
+    configs = [
+        Config.of(hidden_size=50),
+        Config.of(hidden_size=300, layers=2),
+        Config.of(backbone="huggingface", architecture="llama"),
+        Config.of(backbone="huggingface", base="some-base"),
+    ]
+    seconds = [usual_target_seconds(config) for config in configs]
+    assert seconds == pytest.approx([cost * 60 / 1.5e6 for cost in (1, 3, 8, 60)])
+
+
+def test_a_slow_machine_does_less_after_the_steps() -> None:
+    config, base = Config.of(hidden_size=50), Config.of(backbone="huggingface", base="some-base")
+    usual = usual_target_seconds(config)
+    minutes = [minutes_after_steps(6.0, config, slowness * usual) for slowness in (0.0, 1.0, 2.0, 3.0, 8.0)]
+    assert minutes == pytest.approx([6.0, 6.0, 6.0, 4.0, 1.5])
+    assert minutes_after_steps(6.0, base, 1.0) == 6.0
 
 
 def test_the_work_after_the_steps_is_longer_with_more_counts_and_categories() -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, ParamSpec, Unpack
 
@@ -58,6 +59,7 @@ from factorcell.training.rules import (
     batch_tokens,
     classifier_cost,
     completion_effort,
+    minutes_after_steps,
     plan,
     resumed_config,
     seconds_after_steps,
@@ -172,9 +174,10 @@ def train_run(
         counts_ngrams, count = compare_ngram or run.config.training.ngram_mixture, len(held_out)
         limit = None if minutes is None else time_limit(run, corpus, minutes, start, counts_ngrams, bool(streams))
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen, held_out=count)
-        counted = corpus if minutes is None else limit_targets(corpus, round(minutes * COUNTED_TARGETS_PER_MINUTE))
+        effort = None if minutes is None else minutes_after_steps(minutes, run.config, target_seconds(run))
+        counted = corpus if effort is None else limit_targets(corpus, round(effort * COUNTED_TARGETS_PER_MINUTE))
         ngram = mix_with_ngrams(run, counted, dev_corpus) if counts_ngrams else None
-        facts = {"ngram": ngram, **save_other_models(run, corpus, streams, minutes)}
+        facts = {"ngram": ngram, **save_other_models(run, corpus, streams, effort)}
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:
         log_facts(("time", f"{(perf_counter() - start) / 60:.1f} of {minutes:g} minutes"))
@@ -314,6 +317,12 @@ def time_limit(
     reserve = seconds_after_steps(minutes, counted_targets, is_character_level, len(categories))
     fixed_reserve = completion_effort(minutes, run.config)[1] if completes else 0.0
     return TimeLimit(60 * minutes, start, fixed_reserve, reserve, usual_target_seconds(run.config))
+
+
+def target_seconds(run: Run) -> float:
+    """Return the seconds of a step of the training per target: the median over the log, or 0 without steps."""
+    speeds = [row["tokens_per_second"] for row in run.log() if row["split"] == "train"]
+    return 1 / median(speeds) if speeds else 0.0
 
 
 def mix_with_ngrams(run: Run, corpus: Corpus, dev: Corpus) -> files.Row:

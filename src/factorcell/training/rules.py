@@ -43,6 +43,9 @@ CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
 # whose n-grams are compared between categories, for each of these.
 FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 0.6, 1.2
 COUNTING_SECONDS, CHARACTER_COUNTING_SECONDS, COMPARING_SECONDS, MAX_COMPARED_TARGETS = 2e-6, 4.5e-6, 1.2e-6, 2_000_000
+# On a machine whose steps take more than this many times as long as usual, this work gets smaller.
+MAX_SLOWNESS = 2.0
+USUAL_UNITS = 200  # of all layers, in a model of words or characters that learns `TARGETS_PER_MINUTE`; with more, fewer
 # A new Transformer and a pretrained base learn so many times fewer targets in the same time.
 TRANSFORMER_COST, BASE_COST = 8, 60
 # Texts of held-out users to which the settings of completion are fitted: per minute, at least and at most.
@@ -233,12 +236,24 @@ def seconds_after_steps(minutes: float, counted_targets: int, is_character_level
     return seconds
 
 
+def minutes_after_steps(minutes: float, config: Config, target_seconds: float) -> float:
+    """Return the time limit for which the work after the steps is done, less than `minutes` on a slow or busy machine.
+
+    If steps take more than `MAX_SLOWNESS` times as long as usual, this work counts so many fewer n-grams and fits
+    classifiers to so many fewer texts. A pretrained base can be slow because it is large.
+    """
+    is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
+    slowness = 1.0 if is_pretrained else target_seconds / usual_target_seconds(config)
+    return minutes / max(1.0, slowness / MAX_SLOWNESS)
+
+
 def usual_target_seconds(config: Config) -> float:
     """Return the seconds of a step per target on a machine of usual speed."""
-    seconds = 60 / TARGETS_PER_MINUTE
-    if isinstance(config.backbone, HuggingFaceOptions):
-        seconds *= BASE_COST if config.backbone.is_pretrained else TRANSFORMER_COST
-    return seconds
+    seconds, backbone = 60 / TARGETS_PER_MINUTE, config.backbone
+    if isinstance(backbone, HuggingFaceOptions):
+        return seconds * (BASE_COST if backbone.is_pretrained else TRANSFORMER_COST)
+    units = getattr(backbone, "hidden_size", 0) * getattr(backbone, "layers", 1)
+    return seconds * max(1.0, units / USUAL_UNITS)
 
 
 def is_slow(config: Config) -> bool:

@@ -5,7 +5,7 @@
 
 With a time limit, the learning rate has always decayed when the time is used up; `steps` then is the largest number of
 steps. The reserve is for the work after the steps, which takes as many times longer on a slow or busy machine as the
-recent steps do.
+recent steps do, up to a limit (`rules.minutes_after_steps`).
 """
 
 import math
@@ -18,6 +18,7 @@ from factorcell.training.rules import EVALUATION_SHARE
 WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that with a pretrained base
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 MAX_RESERVE = 0.4  # largest share of the remaining time that is for the work after the steps
+MAX_RESERVE_SLOWNESS = 3.0  # on a slower machine, this work gets smaller
 SPEED_WINDOW = 0.1  # share of the time limit over which the speed is averaged
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
@@ -71,7 +72,7 @@ class Progress:
         if targets:
             weight = -math.expm1(-seconds / (SPEED_WINDOW * self.max_seconds)) if self.target_seconds else 1.0
             self.target_seconds += weight * (seconds / targets - self.target_seconds)
-        slowness = max(1.0, self.target_seconds / self.usual_target_seconds)
+        slowness = min(MAX_RESERVE_SLOWNESS, max(1.0, self.target_seconds / self.usual_target_seconds))
         reserve = min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
         self.time_share = max(self.time_share, self.seconds / (self.max_seconds - reserve))
 
