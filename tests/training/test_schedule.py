@@ -239,7 +239,7 @@ def test_a_slow_machine_does_less_after_the_steps() -> None:
 
 def test_the_work_after_the_steps_is_longer_with_more_counts_and_categories() -> None:
     without = seconds_after_steps(2.0, 0, False, 0)
-    assert without == pytest.approx(2.2)
+    assert without == pytest.approx(3.4)
     assert seconds_after_steps(2.0, 1_000_000, False, 0) == pytest.approx(without + 2.0)
     assert seconds_after_steps(2.0, 1_000_000, True, 0) == pytest.approx(without + 4.5)
     assert seconds_after_steps(2.0, 1_000_000, False, 1) == pytest.approx(without + 2.0 + 2.4)

@@ -27,7 +27,7 @@ def add_train_arguments(parser: Parser) -> None:
 def run_train(arguments: argparse.Namespace) -> None:
     from factorcell.training.fit import train_run
 
-    settings = options.selected(arguments, "minutes", "preset", "resume")
+    settings = options.selected(arguments, "minutes", "preset", "resume", "start")
     specified = options.prepare_training(arguments)
     train_run(arguments.train, arguments.dev, specified, arguments.out, compare_ngram=True, **settings)
 

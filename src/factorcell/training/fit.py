@@ -150,7 +150,7 @@ def train_run(
 
     With `compare_ngram`, the run is compared with an n-gram model, even if the option `ngram_mixture` is false.
     """
-    start, folder = perf_counter(), Path(folder)
+    start, folder = budget.get("start", perf_counter()), Path(folder)
     [minutes], preset = limits.check(minutes=budget.get("minutes")), budget.get("preset")
     if preset is not None:
         check_choice("preset", preset, PRESETS)

@@ -41,7 +41,7 @@ CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
 # Seconds of the work after the steps on a machine of usual speed (benchmarks/minutes.py): of each command, and per
 # minute for evaluations and for classifiers; per target whose n-grams are counted, of words and of characters, and
 # whose n-grams are compared between categories, for each of these.
-FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 0.6, 1.2
+FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 1.2, 1.2
 COUNTING_SECONDS, CHARACTER_COUNTING_SECONDS, COMPARING_SECONDS, MAX_COMPARED_TARGETS = 2e-6, 4.5e-6, 1.2e-6, 2_000_000
 # On a machine whose steps take more than this many times as long as usual, this work gets smaller.
 MAX_SLOWNESS = 2.0
@@ -90,6 +90,7 @@ class Budget(TypedDict, total=False):
 
     minutes: float | None
     preset: str | None
+    start: float  # the time of `perf_counter` from which the minutes count; default: that of the call
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 from factorcell.commands.cli import options, terminal
@@ -113,9 +114,10 @@ def _run_command_line(words: Sequence[str]) -> int:
     command = find_command(words)
     if not command:
         return _show_commands(words)
-    parser = make_parser(command, words)
+    parser, start = make_parser(command, words), perf_counter()
     try:
         arguments = parser.parse(words[len(command.split()) :])
+        arguments.start = start  # imports are part of the time that a training may take
         with terminal.logging_to_standard_error(arguments.verbose):
             threads = getattr(arguments, "threads", 0)
             options.set_threads(threads)
