@@ -240,10 +240,10 @@ def test_a_slow_machine_does_less_after_the_steps() -> None:
 def test_the_work_after_the_steps_is_longer_with_more_counts_and_categories() -> None:
     without = seconds_after_steps(2.0, 0, False, 0)
     assert without == pytest.approx(3.4)
-    assert seconds_after_steps(2.0, 1_000_000, False, 0) == pytest.approx(without + 2.0)
-    assert seconds_after_steps(2.0, 1_000_000, True, 0) == pytest.approx(without + 4.5)
-    assert seconds_after_steps(2.0, 1_000_000, False, 1) == pytest.approx(without + 2.0 + 2.4)
-    assert seconds_after_steps(2.0, 5_000_000, False, 3) == pytest.approx(without + 10.0 + 2.4 + 3 * 2.4)
+    assert seconds_after_steps(2.0, 1_000_000, True, 0) == pytest.approx(without + 1.0)
+    assert seconds_after_steps(2.0, 1_000_000, False, 1) == pytest.approx(without + 1.0 + 2.4 + 1.2)
+    assert seconds_after_steps(2.0, 1_000_000, True, 1) == pytest.approx(without + 1.0 + 2.4 + 3.5)
+    assert seconds_after_steps(2.0, 5_000_000, False, 3) == pytest.approx(without + 5.0 + 2.4 + 5 * 1.2 + 3 * 2.4)
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4), (997, 991)])

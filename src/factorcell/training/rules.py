@@ -39,10 +39,11 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 # and a cost of a fraction of a second that each may always have.
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
 # Seconds of the work after the steps on a machine of usual speed (benchmarks/minutes.py): of each command, and per
-# minute for evaluations and for classifiers; per target whose n-grams are counted, of words and of characters, and
-# whose n-grams are compared between categories, for each of these.
+# minute for evaluations and for classifiers; per target whose n-grams are counted, and counted by the values of a
+# category, of words and of characters. Of several categories, each is counted to choose one.
 FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 1.2, 1.2
-COUNTING_SECONDS, CHARACTER_COUNTING_SECONDS, COMPARING_SECONDS, MAX_COMPARED_TARGETS = 2e-6, 4.5e-6, 1.2e-6, 2_000_000
+COUNTING_SECONDS, VALUE_SECONDS, CHARACTER_VALUE_SECONDS = 1e-6, 1.2e-6, 3.5e-6
+MAX_COMPARED_TARGETS = 2_000_000  # training targets whose n-grams are counted to choose a category
 # On a machine whose steps take more than this many times as long as usual, this work gets smaller.
 MAX_SLOWNESS = 2.0
 USUAL_UNITS = 200  # of all layers, in a model of words or characters that learns `TARGETS_PER_MINUTE`; with more, fewer
@@ -228,12 +229,12 @@ def seconds_after_steps(minutes: float, counted_targets: int, is_character_level
         is_character_level: Whether these are characters or graphemes.
         category_count: The number of columns that get classifiers.
     """
-    seconds = FINAL_SECONDS + EVALUATION_SECONDS_PER_MINUTE * minutes
-    seconds += counted_targets * (CHARACTER_COUNTING_SECONDS if is_character_level else COUNTING_SECONDS)
+    seconds = FINAL_SECONDS + EVALUATION_SECONDS_PER_MINUTE * minutes + COUNTING_SECONDS * counted_targets
+    value_seconds = CHARACTER_VALUE_SECONDS if is_character_level else VALUE_SECONDS
     if category_count:
-        seconds += CLASSIFIER_SECONDS_PER_MINUTE * minutes
+        seconds += CLASSIFIER_SECONDS_PER_MINUTE * minutes + value_seconds * counted_targets
     if category_count > 1:
-        seconds += category_count * COMPARING_SECONDS * min(counted_targets, MAX_COMPARED_TARGETS)
+        seconds += category_count * value_seconds * min(counted_targets, MAX_COMPARED_TARGETS)
     return seconds
 
 
