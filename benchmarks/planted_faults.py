@@ -42,13 +42,11 @@ FAULTS = [
     Fault("nn/backbones/cells.py", "f * state.memory + (1 - f)", "f * state.memory + f", "nn/test_cells.py"),
     Fault("nn/backbones/cells.py", "z * state.hidden + (1 - z)", "(1 - z) * state.hidden + z", "nn/test_cells.py"),
     Fault("nn/output.py", "torch.log1p(1 / (ids + 1))", "torch.log1p(1 / (ids + 2))", "nn/test_output.py"),
-    Fault(
-        "training/row_adam.py", "1 - BETA2**step) / (1 - BETA1**step)", "1 - BETA2**step)", "training/test_row_adam.py"
-    ),
+    Fault("training/adam.py", "1 - BETA2**step) / (1 - BETA1**step)", "1 - BETA2**step)", "training/test_adam.py"),
     Fault(
         "training/schedule.py",
-        "max(self.time_share, self.seconds / limit)",
-        "self.seconds / limit",
+        "max(self.time_share, self.seconds / (self.max_seconds - reserve))",
+        "self.seconds / (self.max_seconds - reserve)",
         "training/test_schedule.py",
     ),
     Fault(

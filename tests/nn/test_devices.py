@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay import read_streams
@@ -130,9 +131,8 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
 @pytest.fixture
 def plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace what a training uses that tensor subclasses do not support, on both devices."""
-    optimizer = torch.optim.AdamW
     monkeypatch.setattr("torch.random.fork_rng", lambda devices: nullcontext())
-    monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: optimizer(groups, lr=lr, foreach=False))
+    monkeypatch.setattr("factorcell.training.adam.adamw", lambda *tensors, fused, **rates: adamw(*tensors, **rates))
     monkeypatch.setattr("torch.inference_mode", inference_mode)
     monkeypatch.setattr("factorcell.nn.sizes.step_bytes", lambda *sizes: 0)  # it creates a model on `DEVICE`
 

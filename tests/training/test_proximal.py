@@ -16,6 +16,7 @@ from factorcell.errors import UserError
 from factorcell.nn.language_model import LanguageModel
 from factorcell.runs.run import Run
 from factorcell.training import proximal
+from factorcell.training.adam import DenseAdam
 from factorcell.training.proximal import PARTS, StartingPoint, part_of, select_parts
 from factorcell.training.trainer import Trainer, train
 from tests import small_runs
@@ -66,7 +67,7 @@ def test_the_proximal_step_minimizes_penalty_and_distance(tmp_path: Path) -> Non
     start, l1, rate = StartingPoint(values_of(model), ("output_bias",), 0.3), 0.3, 0.02
     start.apply_to(model)
     bias = small_runs.as_any(model.head).bias
-    optimizer = torch.optim.AdamW([bias], lr=rate, weight_decay=0.0)
+    optimizer = DenseAdam([{"params": [bias], "lr": rate, "weight_decay": 0.0}])
     for step in range(4):  # gradients from far below to far above the penalty
         bias.grad = torch.linspace(-1, 1, len(bias)) * (1 + step / 4)
         optimizer.step()

@@ -27,8 +27,8 @@ from factorcell.nn.kernels import library
 from factorcell.nn.output import Proposal, RowValues, SampledRows
 from factorcell.runs.run import Run
 from factorcell.training import proximal
+from factorcell.training.adam import DenseAdam, RowAdam
 from factorcell.training.proximal import StartingPoint
-from factorcell.training.row_adam import RowAdam
 
 if TYPE_CHECKING:
     from factorcell.training.processes import Group
@@ -98,8 +98,7 @@ class Optimization:
         is_row_adam_possible = all(table.requires_grad and table not in self.penalties for table in token_tables)
         row_tables = run.model.head.row_tables() if self.proposal and is_row_adam_possible else []
         self.row_optimizers = [RowAdam(tables, max_steps, self.config.weight_decay) for tables in row_tables]
-        parameter_groups = self._parameter_groups(token_tables)
-        self.optimizer = torch.optim.AdamW(parameter_groups, lr=self.config.learning_rate, fused=True)
+        self.optimizer = DenseAdam(self._parameter_groups(token_tables))
 
     def _parameter_groups(self, token_tables: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and tables.

@@ -19,7 +19,6 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from factorcell.config import sparse_penalties
 from factorcell.errors import UserError, check_choice
@@ -27,6 +26,7 @@ from factorcell.io import files
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.output import OneHotBias
 from factorcell.runs.run import Run
+from factorcell.training.adam import BETA2, EPSILON, DenseAdam
 
 # The parts of a model, each with a pattern for the beginning of the names of its parameters. A parameter belongs to the
 # first part whose pattern matches.
@@ -86,15 +86,14 @@ def sparse_bias_of(run: Run) -> OneHotBias | None:
 
 
 @torch.no_grad()
-def take_proximal_steps(optimizer: Optimizer, penalties: Mapping[Tensor, Penalty]) -> None:
+def take_proximal_steps(optimizer: DenseAdam, penalties: Mapping[Tensor, Penalty]) -> None:
     """Take the proximal steps of all penalties, after a step of Adam."""
     for group in optimizer.param_groups if penalties else ():
         for parameter in group["params"]:
             if parameter in penalties and (state := optimizer.state.get(parameter)):
                 start, l1 = penalties[parameter]
-                _, beta2 = group["betas"]
-                correction = 1 - beta2 ** float(state["step"])
-                step_sizes = (state["exp_avg_sq"] / correction).sqrt_().add_(group["eps"]).reciprocal_()
+                correction = 1 - BETA2 ** float(state["step"])
+                step_sizes = (state["exp_avg_sq"] / correction).sqrt_().add_(EPSILON).reciprocal_()
                 step_sizes.mul_(group["lr"])
                 distance = parameter - start
                 shrunk_distance = distance.abs().sub_(step_sizes * l1).clamp_(min=0)

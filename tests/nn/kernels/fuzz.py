@@ -27,7 +27,7 @@ from factorcell.nn.kernels.drawing import ForbiddenTokens, PackedTable, SampleRe
 from factorcell.nn.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.nn.packing import PRODUCT_TYPES
 from factorcell.runs.run import Run
-from factorcell.training import row_adam
+from factorcell.training import adam
 from tests.completion.test_search import compiled_state, enumerate_completions, plain_state, set_batch_size
 from tests.kernels import VARIANTS
 from tests.nn.kernels.test_recurrence import Arrays, arrays, distance, make_leaves, run_plain_loop
@@ -145,14 +145,14 @@ def rows(data: st.DataObject) -> None:
         inputs["columns"] = torch.rand(len(index), 5, generator=random)
     else:
         inputs["gradient"] = torch.randn(len(index), width, generator=random)
-        inputs["constants"] = torch.tensor([row_adam.BETA1, row_adam.BETA2, row_adam.EPSILON, 0.99, 0.1, 1.3])
+        inputs["constants"] = torch.tensor([adam.BETA1, adam.BETA2, adam.EPSILON, 0.99, 0.1, 1.3])
     compiled, plain = ({name: x.clone() for name, x in inputs.items() if x is not None} for _ in range(2))
-    row_adam._call_kernel(**compiled)
+    adam._call_kernel(**compiled)
     tables = plain["table"], plain["mean"], plain["squared_mean"], plain["rows"]
     if catching_up:
-        row_adam._catch_up(*tables, plain["columns"])
+        adam._catch_up(*tables, plain["columns"])
     else:
-        row_adam._step(*tables, plain["gradient"], (0.99, 0.1, 1.3))
+        adam._step(*tables, plain["gradient"], (0.99, 0.1, 1.3))
     for name in ("table", "mean", "squared_mean"):
         torch.testing.assert_close(compiled[name], plain[name], atol=1e-5, rtol=1e-4)
     counts["rows"] += 1

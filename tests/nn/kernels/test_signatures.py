@@ -28,7 +28,7 @@ from factorcell.nn.kernels.signatures import (
     UPDATE,
     Signature,
 )
-from factorcell.training.row_adam import RowAdam
+from factorcell.training.adam import RowAdam
 from tests.kernels import VARIANTS, compiled
 from tests.nn.kernels import fuzz
 from tests.nn.kernels.test_recurrence import Arrays, arrays

@@ -103,7 +103,7 @@ struct Drawing {
     float *log_probs;          // out (N, S)
 };
 
-// Steps of Adam on rows of a table and its moments, in place; training/row_adam.py has the equations.
+// Steps of Adam on rows of a table and its moments, in place; training/adam.py has the equations.
 // Shapes: U rows, V size, D width.
 struct Rows {
     int64_t rows, size, width;

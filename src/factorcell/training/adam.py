@@ -1,4 +1,4 @@
-"""Adam for tables of which each step reads few rows; the cost of a step is proportional to the number of these rows.
+"""Adam for all values of parameters, and for tables of which each step reads few rows, in time of only these rows.
 
 Let w be a weight with the gradient g and Adam's means m (of gradients) and v (of squared gradients), s the number of
 the step, rate_s the learning rate of step s, decay the weight decay, b1 and b2 `BETA1` and `BETA2`, eps `EPSILON`:
@@ -22,9 +22,11 @@ Shapes: V rows of a table, U rows that a step reads; "." is the number of column
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from factorcell.nn.kernels import library
 from factorcell.nn.kernels.signatures import ROWS
@@ -34,6 +36,46 @@ DECAY = BETA1 / BETA2**0.5  # p
 WINDOW = 400  # steps; p^400 is 6e-19
 
 Factors = tuple[float, float, float]  # of w, m and v in a step: 1 - rate decay, rate / (1 - b1^s) and 1 / (1 - b2^s)
+
+
+class DenseAdam:
+    """Adam with decoupled weight decay for groups of parameters.
+
+    It calls the function of `torch.optim.AdamW`: to create that class imports PyTorch's compiler, which takes seconds.
+
+    Args:
+        groups: For each group the list `params`, the `weight_decay`, and, at each step, the learning rate `lr`.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self.param_groups, self.state = groups, dict[Tensor, dict[str, Tensor]]()  # with the keys of torch.optim
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update all parameters that have gradients."""
+        for group in self.param_groups:
+            gradients = {parameter: parameter.grad for parameter in group["params"] if parameter.grad is not None}
+            for parameter in gradients.keys() - self.state.keys():
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
+            states = [self.state[parameter] for parameter in gradients]
+            means, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+            adamw(
+                list(gradients),
+                list(gradients.values()),
+                means,
+                squares,
+                [],
+                steps,
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                beta1=BETA1,
+                beta2=BETA2,
+                eps=EPSILON,
+            )
 
 
 class RowAdam:

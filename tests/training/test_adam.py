@@ -1,4 +1,4 @@
-"""Row-wise Adam against dense Adam, which moves every row at every step."""
+"""Dense Adam against that of PyTorch, and row-wise against dense Adam, which moves every row at every step."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from factorcell.training.row_adam import RowAdam
+from factorcell.training.adam import DenseAdam, RowAdam
 from tests.kernels import VARIANTS
 
 V, E, STEPS = 30, 3, 120
@@ -44,6 +44,31 @@ def largest_difference(widths: tuple[int, ...], decay: float, scale: float, seed
         for name, atol in (("exp_avg", 1e-7), ("exp_avg_sq", 1e-9)):
             torch.testing.assert_close(lazy.state[table][name], dense.state[dense_table][name], rtol=1e-4, atol=atol)
     return largest
+
+
+def test_dense_adam_equals_that_of_pytorch() -> None:
+    random, parameters = torch.Generator().manual_seed(0), list[list[nn.Parameter]]()
+    start = [torch.randn(shape, generator=random) for shape in ((5, 4), (7,), (3, 2))]
+    for _ in range(2):
+        parameters.append([nn.Parameter(values.clone()) for values in start])
+    groups, other_groups = (
+        [{"params": each[:2], "weight_decay": 0.1, "lr": 0.0}, {"params": each[2:], "weight_decay": 0.0, "lr": 0.0}]
+        for each in parameters
+    )
+    dense, expected = DenseAdam(groups), torch.optim.AdamW(other_groups, fused=True)
+    for step, rate in enumerate(rates(20, 0.1)):
+        for group, other_group in zip(groups, expected.param_groups, strict=True):
+            group["lr"] = other_group["lr"] = rate
+        for number, pair in enumerate(zip(*parameters, strict=True)):
+            gradient = torch.randn(pair[0].shape, generator=random)
+            for parameter in pair:
+                parameter.grad = None if number == step % 3 else gradient.clone()
+        dense.step()
+        expected.step()
+    for parameter, other in zip(*parameters, strict=True):
+        assert torch.equal(parameter, other)
+        assert dense.state[parameter].keys() == expected.state[other].keys()
+        assert all(torch.equal(value, expected.state[other][name]) for name, value in dense.state[parameter].items())
 
 
 @pytest.mark.parametrize("kernel", ["off", *VARIANTS])
