@@ -81,7 +81,7 @@ class Clock:
         for module in (fitting, trainers):
             monkeypatch.setattr(module, "perf_counter", self)
         # The small models learn few targets in a second.
-        monkeypatch.setattr(fitting, "usual_target_seconds", lambda config: math.inf)
+        monkeypatch.setattr(fitting, "ordinary_target_seconds", lambda config: math.inf)
 
     def advance(self, seconds: float) -> None:
         """Advance the clock by work that takes `seconds` on an idle machine."""
@@ -129,7 +129,7 @@ def test_a_command_with_minutes_ends_in_time(
     clock = Clock(monkeypatch, step=1.0, text=0.02, ngram=0.01, reading=5.0)
     clock.slowdown, clock.later_slowdown, clock.change = *slowdowns, minutes * 60 * 0.45
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 200.0)
-    monkeypatch.setattr(fitting, "usual_target_seconds", lambda config: 1.0 / targets_per_step)
+    monkeypatch.setattr(fitting, "ordinary_target_seconds", lambda config: 1.0 / targets_per_step)
     monkeypatch.setattr(fitting, "seconds_after_steps", lambda minutes, *facts: 6.0 * minutes)
     with logged_progress() as lines:
         run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=minutes, preset="best", compare_ngram=True)

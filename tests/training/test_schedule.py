@@ -16,7 +16,7 @@ from factorcell.runs.run import Run
 from factorcell.training import schedule
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import train_run
-from factorcell.training.rules import minutes_after_steps, seconds_after_steps, usual_target_seconds
+from factorcell.training.rules import minutes_after_steps, ordinary_target_seconds, seconds_after_steps
 from factorcell.training.schedule import Progress, TimeLimit
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
@@ -202,7 +202,10 @@ def test_the_learning_rate_follows_the_share_of_the_time(
 
 
 def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> None:
-    progress, shares = Progress(1000, 100.0, fixed_reserve=5.0, reserve=10.0, usual_target_seconds=0.1), list[float]()
+    progress, shares = (
+        Progress(1000, 100.0, fixed_reserve=5.0, reserve=10.0, ordinary_target_seconds=0.1),
+        list[float](),
+    )
     for target_seconds, count in ((0.05, 15), (0.2, 30), (10.0, 5), (0.05, 20)):
         for _ in range(count):
             progress.count_seconds(1.0, round(1 / target_seconds) or 1)
@@ -218,21 +221,21 @@ def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> Non
     assert Progress(10, step=5, seconds=5.0).share == 0.5
 
 
-def test_large_models_usually_learn_fewer_targets_in_a_second() -> None:
+def test_large_models_learn_fewer_targets_in_a_second() -> None:
     configs = [
         Config.of(hidden_size=50),
         Config.of(hidden_size=300, layers=2),
         Config.of(backbone="huggingface", architecture="llama"),
         Config.of(backbone="huggingface", base="some-base"),
     ]
-    seconds = [usual_target_seconds(config) for config in configs]
+    seconds = [ordinary_target_seconds(config) for config in configs]
     assert seconds == pytest.approx([cost * 60 / 1.5e6 for cost in (1, 3, 8, 60)])
 
 
 def test_a_slow_machine_does_less_after_the_steps() -> None:
     config, base = Config.of(hidden_size=50), Config.of(backbone="huggingface", base="some-base")
-    usual = usual_target_seconds(config)
-    minutes = [minutes_after_steps(6.0, config, slowness * usual) for slowness in (0.0, 1.0, 2.0, 3.0, 8.0)]
+    ordinary = ordinary_target_seconds(config)
+    minutes = [minutes_after_steps(6.0, config, slowness * ordinary) for slowness in (0.0, 1.0, 2.0, 3.0, 8.0)]
     assert minutes == pytest.approx([6.0, 6.0, 6.0, 4.0, 1.5])
     assert minutes_after_steps(6.0, base, 1.0) == 6.0
 

@@ -60,11 +60,11 @@ from factorcell.training.rules import (
     classifier_cost,
     completion_effort,
     minutes_after_steps,
+    ordinary_target_seconds,
     plan,
     resumed_config,
     seconds_after_steps,
     unspecified_options,
-    usual_target_seconds,
 )
 from factorcell.training.schedule import TimeLimit
 from factorcell.training.trainer import train
@@ -316,7 +316,7 @@ def time_limit(
     is_character_level, categories = run.tokenizer.is_character_level, possible_targets(run)
     reserve = seconds_after_steps(minutes, counted_targets, is_character_level, len(categories))
     fixed_reserve = completion_effort(minutes, run.config)[1] if completes else 0.0
-    return TimeLimit(60 * minutes, start, fixed_reserve, reserve, usual_target_seconds(run.config))
+    return TimeLimit(60 * minutes, start, fixed_reserve, reserve, ordinary_target_seconds(run.config))
 
 
 def target_seconds(run: Run) -> float:

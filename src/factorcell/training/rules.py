@@ -38,15 +38,15 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 # Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
 # and a cost of a fraction of a second that each may always have.
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
-# Seconds of the work after the steps on a machine of usual speed (benchmarks/minutes.py): of each command, and per
+# Seconds of the work after the steps on a machine of ordinary speed (benchmarks/minutes.py): of each command, and per
 # minute for evaluations and for classifiers; per target whose n-grams are counted, and counted by the values of a
 # category, of words and of characters. Of several categories, each is counted to choose one.
 FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 1.2, 1.2
 COUNTING_SECONDS, VALUE_SECONDS, CHARACTER_VALUE_SECONDS = 1e-6, 1.2e-6, 3.5e-6
 MAX_COMPARED_TARGETS = 2_000_000  # training targets whose n-grams are counted to choose a category
-# On a machine whose steps take more than this many times as long as usual, this work gets smaller.
+# On a machine whose steps take more than this many times as long as on one of ordinary speed, this work gets smaller.
 MAX_SLOWNESS = 2.0
-USUAL_UNITS = 200  # of all layers, in a model of words or characters that learns `TARGETS_PER_MINUTE`; with more, fewer
+ORDINARY_UNITS = 200  # of all layers; a recurrent model with more units learns fewer targets than `TARGETS_PER_MINUTE`
 # A new Transformer and a pretrained base learn so many times fewer targets in the same time.
 TRANSFORMER_COST, BASE_COST = 8, 60
 # Texts of held-out users to which the settings of completion are fitted: per minute, at least and at most.
@@ -221,7 +221,7 @@ def completion_effort(minutes: float, config: Config) -> tuple[int, float]:
 
 
 def seconds_after_steps(minutes: float, counted_targets: int, is_character_level: bool, category_count: int) -> float:
-    """Return the expected duration of the work after the steps of a training on a machine of usual speed.
+    """Return the expected duration of the work after the steps of a training on a machine of ordinary speed.
 
     Args:
         minutes: The time limit of the command.
@@ -241,21 +241,21 @@ def seconds_after_steps(minutes: float, counted_targets: int, is_character_level
 def minutes_after_steps(minutes: float, config: Config, target_seconds: float) -> float:
     """Return the time limit for which the work after the steps is done, less than `minutes` on a slow or busy machine.
 
-    If steps take more than `MAX_SLOWNESS` times as long as usual, this work counts so many fewer n-grams and fits
-    classifiers to so many fewer texts. A pretrained base can be slow because it is large.
+    If steps take more than `MAX_SLOWNESS` times as long as on a machine of ordinary speed, this work counts the n-grams
+    of fewer texts and fits classifiers to fewer. A pretrained base may be slow because it is large.
     """
     is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
-    slowness = 1.0 if is_pretrained else target_seconds / usual_target_seconds(config)
+    slowness = 1.0 if is_pretrained else target_seconds / ordinary_target_seconds(config)
     return minutes / max(1.0, slowness / MAX_SLOWNESS)
 
 
-def usual_target_seconds(config: Config) -> float:
-    """Return the seconds of a step per target on a machine of usual speed."""
+def ordinary_target_seconds(config: Config) -> float:
+    """Return the seconds of a step per target on a machine of ordinary speed."""
     seconds, backbone = 60 / TARGETS_PER_MINUTE, config.backbone
     if isinstance(backbone, HuggingFaceOptions):
         return seconds * (BASE_COST if backbone.is_pretrained else TRANSFORMER_COST)
     units = getattr(backbone, "hidden_size", 0) * getattr(backbone, "layers", 1)
-    return seconds * max(1.0, units / USUAL_UNITS)
+    return seconds * max(1.0, units / ORDINARY_UNITS)
 
 
 def is_slow(config: Config) -> bool:

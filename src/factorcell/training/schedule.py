@@ -30,7 +30,7 @@ class TimeLimit(NamedTuple):
     start: float  # a time of `perf_counter`
     fixed_reserve: float = 0.0  # these as in `Progress`
     reserve: float = 0.0
-    usual_target_seconds: float = math.inf
+    ordinary_target_seconds: float = math.inf
 
     def remaining_seconds(self, now: float) -> float:
         """Return the seconds that a training may take that begins at the time `now`."""
@@ -44,8 +44,8 @@ class Progress:
     steps: int = 1  # of the training; with a time limit, the largest number
     max_seconds: float = math.inf  # the time limit of `seconds` and the work after the steps
     fixed_reserve: float = 0.0  # seconds of the work after the steps that do not depend on the speed
-    reserve: float = 0.0  # seconds of the other work after the steps, on a machine of usual speed
-    usual_target_seconds: float = math.inf  # seconds of a step per target on such a machine
+    reserve: float = 0.0  # seconds of the other work after the steps, on a machine of ordinary speed
+    ordinary_target_seconds: float = math.inf  # seconds of a step per target on such a machine
     step: int = 0  # number of steps taken
     tokens: int = 0  # targets that these steps learned
     seconds: float = 0.0  # duration so far, with evaluations
@@ -72,7 +72,7 @@ class Progress:
         if targets:
             weight = -math.expm1(-seconds / (SPEED_WINDOW * self.max_seconds)) if self.target_seconds else 1.0
             self.target_seconds += weight * (seconds / targets - self.target_seconds)
-        slowness = min(MAX_RESERVE_SLOWNESS, max(1.0, self.target_seconds / self.usual_target_seconds))
+        slowness = min(MAX_RESERVE_SLOWNESS, max(1.0, self.target_seconds / self.ordinary_target_seconds))
         reserve = min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
         self.time_share = max(self.time_share, self.seconds / (self.max_seconds - reserve))
 

@@ -87,7 +87,7 @@ class Trainer(Optimization):
         self.progress = Progress(steps)
         if limit is not None:
             max_seconds = limit.remaining_seconds(perf_counter())
-            reserves = limit.fixed_reserve, limit.reserve, limit.usual_target_seconds
+            reserves = limit.fixed_reserve, limit.reserve, limit.ordinary_target_seconds
             self.progress = Progress(steps, max_seconds, *reserves)
         self.shared_targets = SharedTargets.of(corpus, training.min_users) if training.min_users else None
         observe(run.model, corpus)
