@@ -1,4 +1,4 @@
-"""Adam for all values of parameters, and for tables of which each step reads few rows, in time of only these rows.
+"""Adam for whole parameters, and for tables of which each step reads few rows, at a cost proportional to these rows.
 
 Let w be a weight with the gradient g and Adam's means m (of gradients) and v (of squared gradients), s the number of
 the step, rate_s the learning rate of step s, decay the weight decay, b1 and b2 `BETA1` and `BETA2`, eps `EPSILON`:
@@ -41,7 +41,7 @@ Factors = tuple[float, float, float]  # of w, m and v in a step: 1 - rate decay,
 class DenseAdam:
     """Adam with decoupled weight decay for groups of parameters.
 
-    It calls the function of `torch.optim.AdamW`: to create that class imports PyTorch's compiler, which takes seconds.
+    It calls the function `adamw`, because creating a `torch.optim.AdamW` imports PyTorch's compiler, for over a second.
 
     Args:
         groups: For each group the list `params`, the `weight_decay`, and, at each step, the learning rate `lr`.

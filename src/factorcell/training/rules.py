@@ -40,7 +40,7 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
 # Seconds of the work after the steps on a machine of ordinary speed (benchmarks/minutes.py): of each command, and per
 # minute for evaluations and for classifiers; per target whose n-grams are counted, and counted by the values of a
-# category, of words and of characters. Of several categories, each is counted to choose one.
+# category, of words and of characters. If there are several categories, all are counted to choose one.
 FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 1.2, 1.2
 COUNTING_SECONDS, VALUE_SECONDS, CHARACTER_VALUE_SECONDS = 1e-6, 1.2e-6, 3.5e-6
 MAX_COMPARED_TARGETS = 2_000_000  # training targets whose n-grams are counted to choose a category
@@ -244,7 +244,7 @@ def minutes_after_steps(minutes: float, config: Config, target_seconds: float) -
     If steps take more than `MAX_SLOWNESS` times as long as on a machine of ordinary speed, this work counts the n-grams
     of fewer texts and fits classifiers to fewer. A pretrained base may be slow because it is large.
     """
-    is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
+    is_pretrained = getattr(config.backbone, "is_pretrained", False)
     slowness = 1.0 if is_pretrained else target_seconds / ordinary_target_seconds(config)
     return minutes / max(1.0, slowness / MAX_SLOWNESS)
 
