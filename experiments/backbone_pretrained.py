@@ -5,8 +5,9 @@
     separate    a LoRA of PEFT for each value of the target
     poly        Poly of PEFT (Ponti et al. 2023): each task mixes the same few LoRAs; a value is a task
 
-All methods may read values as text before each text, without predicting it. Matrix products are in bfloat16, trained
-values in float32. Shapes: B texts, T tokens, N targets.
+All methods may read values as text before each text, without predicting it. Trained values are in float32; the base and
+its matrix products have the precision of the stage: bfloat16 takes many times as long on processors without
+instructions for it. Shapes: B texts, T tokens, N targets.
 """
 
 import copy

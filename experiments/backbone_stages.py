@@ -83,7 +83,7 @@ class Stage:
     best: int = 0
     batch_tokens: int = 500
     device: str = "cpu"
-    precision: str = "bfloat16"
+    precision: str = "float32"
 
 
 class StagedCase(NamedTuple):
