@@ -95,7 +95,8 @@ def main(words: Sequence[str] | None = None) -> transformers.Trainer:
         schema = config.schema
         data = [tokenize(part, tokenizer, options.text, schema, with_names=options.names) for part in (table, dev)]
 
-    base = transformers.AutoModelForCausalLM.from_pretrained(options.base)
+    dtype = "auto" if torch.accelerator.is_available() else "float32"  # bfloat16 is slow on many processors
+    base = transformers.AutoModelForCausalLM.from_pretrained(options.base, dtype=dtype)
     model = get_context_model(base, config)
     trainer = transformers.Trainer(
         model,
