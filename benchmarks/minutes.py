@@ -57,6 +57,10 @@ class Case(NamedTuple):
     data: str
 
 
+def case_of(row: Row) -> Case:
+    return Case(*(row[name] for name in Case._fields))
+
+
 def train(folder: Path, data: Path, options: list[str]) -> float:
     """Train a run in a process of its own, and return the wall-clock seconds of the command."""
     tables = [str(data / "train.parquet"), "--dev", str(data / "dev.parquet"), "--out", str(folder)]
@@ -127,6 +131,7 @@ def spread(values: list[float]) -> str:
 
 def table(rows: list[Row]) -> str:
     """Return a Markdown table with the median and the range of each processor, time limit and number of others."""
+    rows = list({(row["instructions"], case_of(row)): row for row in rows}.values())  # the last one of each case
     lines = ["| processor | minutes | others | trainings | late, s | steps, % of the time | repeated | perplexity, % |"]
     lines.append("| :-- | --: | --: | --: | --: | --: | --: | --: |")
     groups = [(row["instructions"], row["minutes"], row["others"]) for row in rows]
@@ -153,8 +158,9 @@ def main() -> None:
     parser.add_argument("--timed-only", action="store_true", help="do not train again without limit")
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
-    comparable = [row for row in rows if row["instructions"] == torch.backends.cpu.get_cpu_capability()]
-    finished = {Case(*(row[name] for name in Case._fields)) for row in comparable}
+    wanted = [row for row in rows if arguments.timed_only or "repeated" in row]
+    instructions = torch.backends.cpu.get_cpu_capability()
+    finished = {case_of(row) for row in wanted if row["instructions"] == instructions}
     cases = [Case(*case) for case in product(arguments.minutes, arguments.others, arguments.seeds, arguments.sets)]
     folders = {case: arguments.runs / "_".join(map(str, case)) for case in cases}
     for minutes, others in product(arguments.minutes, arguments.others):
