@@ -4,11 +4,11 @@ A table without rows says that nothing was measured. A difference is followed by
 trainings.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from aggregate import Rows, interval, number
-from backbone_stages import BITS, DEFAULT, TEXT
+from backbone_stages import BITS, DEFAULT, TEXT, Stage
 from backbones import PLAN, SPEC
 from columns import markdown
 from factorcell.bootstrap import Interval
@@ -129,35 +129,48 @@ def runs(read: Read) -> str:
     return table(["backbone", "trainings", "tokens of each", "minutes of all", "machine"], lines)
 
 
-def stages(read: Read) -> str:
-    """Return a table with a line for each set, stage and method, with the learning rate of the development texts."""
+def staged_rows(read: Read) -> Iterator[tuple[str, Stage, Rows]]:
+    """Yield the data set, the stage and the rows, named by their methods, with the best rate on development texts."""
     finished = {(row["row"], row["seed"]): row for row in read("backbones").all() if "processor_seconds" in row}
-    lines = []
     for stage_name, stage in PLAN.stages.items():
         for set_name in stage.sets:
             rates = {method: PLAN.chosen_rate(set_name, method, finished) for method in PLAN.methods}
             names = {f"{set_name} {stage_name} {method} {rate:g}": method for method, rate in rates.items()}
-            rows = with_counted_seeds(read("backbones").renamed(names))
-            for method in (name for name in PLAN.methods if name in rows):
-                cells = [
-                    figure(rows, method, BITS),
-                    difference(rows, method, BITS, TEXT),
-                    difference(rows, method, f"cold_{BITS}", TEXT),
-                    difference(rows, method, f"pairs_{BITS}", TEXT),
-                    difference(rows, method, f"dev_{BITS}", DEFAULT),
-                    accuracy(rows, method),
-                    difference(rows, method, "accuracy", TEXT, ".1f", 100.0),
-                    f"{fmean(row['processor_seconds'] for row in rows.trainings[method]) / 60:.1f}",
-                ]
-                lines.append([set_name, f"{stage.tokens:,}", method, f"{rates[method]:g}", *cells])
-    differences = [
-        "minus `text`",
-        "new values, minus `text`",
-        "new pairs, minus `text`",
-        "development, minus `default`",
-    ]
-    head = ["data set", "tokens", "method", "rate", "bits per byte", *differences]
-    return table([*head, "accuracy, %", "minus `text`, points", "minutes"], lines)
+            yield set_name, stage, with_counted_seeds(read("backbones").renamed(names))
 
 
-TABLES: Mapping[str, Callable[[Read], str]] = {"best methods": best_methods, "stages": stages, "machines": runs}
+def stages(read: Read) -> str:
+    """Return a table with a line for each set, stage and method that is not a candidate."""
+    lines = []
+    for set_name, stage, rows in staged_rows(read):
+        for method in (name for name, each in PLAN.methods.items() if name in rows and not each.is_candidate):
+            cells = [
+                figure(rows, method, BITS),
+                difference(rows, method, BITS, TEXT),
+                difference(rows, method, f"cold_{BITS}", TEXT),
+                difference(rows, method, f"pairs_{BITS}", TEXT),
+                accuracy(rows, method),
+                f"{fmean(row['processor_seconds'] for row in rows.trainings[method]) / 60:.0f}",
+            ]
+            lines.append([set_name, f"{stage.tokens:,}", f"{len(rows.trainings[method])}", f"`{method}`", *cells])
+    differences = ["minus `text`", "new values, minus `text`", "new pairs, minus `text`"]
+    head = ["data set", "tokens", "seeds", "method", "bits per byte", *differences, "accuracy, %", "minutes"]
+    return table(head, lines)
+
+
+def candidates(read: Read) -> str:
+    """Return a table of the development bits per byte of the candidates minus those of the default."""
+    names = [name for name, method in PLAN.methods.items() if method.is_candidate]
+    lines = []
+    for set_name, stage, rows in staged_rows(read):
+        cells = [difference(rows, name, f"dev_{BITS}", DEFAULT) for name in names]
+        lines.append([set_name, f"{stage.tokens:,}", *cells])
+    return table(["data set", "tokens", *names], [line for line in lines if any(line[2:])])
+
+
+TABLES: Mapping[str, Callable[[Read], str]] = {
+    "best methods": best_methods,
+    "stages": stages,
+    "candidates": candidates,
+    "machines": runs,
+}

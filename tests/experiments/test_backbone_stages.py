@@ -386,6 +386,10 @@ def test_later_rows_have_the_best_learning_rate_and_the_best_methods() -> None:
     assert plan.chosen_rate("a", "candidate", finished) == 0.003
 
 
+def cells(table: str) -> list[list[str]]:
+    return [line.split(" | ") for line in table.splitlines()[2:]]
+
+
 def test_the_table_has_the_best_learning_rate_of_each_method() -> None:
     """With a lower development loss at 0.0015, the figures are those of this rate."""
     rows = []
@@ -393,19 +397,21 @@ def test_the_table_has_the_best_learning_rate_of_each_method() -> None:
         (DEFAULT, 0.0015, 1.1, 1.6),
         (DEFAULT, 0.003, 1.2, 1.7),
         ("text", 0.003, 1.2, 1.5),
+        ("default+values", 0.003, 1.2, 1.4),
     ):
         sizes = np.arange(20.0, 70.0)
         bits = study.group_sums(TextSums("k", sizes * level + np.sin(sizes), sizes))
         names = ("bits_per_byte", "dev_bits_per_byte", "cold_bits_per_byte")
         row = {"row": f"hotels smollm2-40k {method} {rate}", "seed": 0, LOSS: loss, "processor_seconds": 90.0}
         rows.append({**row, "sums": dict.fromkeys(names, bits)})
-    lines = [line.split(" | ") for line in backbone_pages.stages(lambda *_: FinishedRows(rows)).splitlines()[2:]]
-    default, text = lines
-    assert default[:4] == ["| hotels", "40,000", "default", "0.0015"]
-    assert [cell[:4] for cell in default[4:9]] == ["1.60", "+0.1", "+0.1", "", ""]
-    assert text[2:4] == ["text", "0.003"]
-    assert [cell[:4] for cell in text[4:9]] == ["1.50", "", "", "", "-0.1"]
-    assert text[-1] == "1.5 |"
+    default, text = cells(backbone_pages.stages(lambda *_: FinishedRows(rows)))
+    assert default[:4] == ["| hotels", "40,000", "1", "`default`"]
+    assert [cell[:4] for cell in default[4:8]] == ["1.60", "+0.1", "+0.1", ""]
+    assert [cell[:4] for cell in text[3:8]] == ["`tex", "1.50", "", "", ""]
+    assert text[-1] == "2 |"
+    [candidate] = cells(backbone_pages.candidates(lambda *_: FinishedRows(rows)))
+    assert candidate[2].startswith("-0.2")
+    assert set(candidate[3:]) <= {"", " |"}
     assert backbone_pages.stages(lambda *_: FinishedRows([])) == backbone_pages.NOT_MEASURED
 
 
