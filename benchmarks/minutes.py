@@ -5,7 +5,8 @@
 DATA is a folder of data sets, each a folder with train.parquet and dev.parquet; RUNS is a folder for the trainings.
 First, each case is trained with `--minutes` in a process of its own, next to 0, 1 or 2 others on the same core: run
 nothing else on it. The others are cases of the same kind, each of which becomes a busy loop at its end. Then each case
-is trained again with the same number of steps and without limit, which is not timed; `--timed-only` omits this.
+is trained again with the same number of steps and without limit, which is not timed; `--timed-only` omits this, and a
+later command without it adds a row with both.
 Rows are appended to the file of `--out`, and a repeated command continues on a processor with the same instructions;
 then the script prints the table.
 
@@ -158,9 +159,9 @@ def main() -> None:
     parser.add_argument("--timed-only", action="store_true", help="do not train again without limit")
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
-    wanted = [row for row in rows if arguments.timed_only or "repeated" in row]
+    complete = [row for row in rows if arguments.timed_only or "repeated" in row]
     instructions = torch.backends.cpu.get_cpu_capability()
-    finished = {case_of(row) for row in wanted if row["instructions"] == instructions}
+    finished = {case_of(row) for row in complete if row["instructions"] == instructions}
     cases = [Case(*case) for case in product(arguments.minutes, arguments.others, arguments.seeds, arguments.sets)]
     folders = {case: arguments.runs / "_".join(map(str, case)) for case in cases}
     for minutes, others in product(arguments.minutes, arguments.others):
