@@ -201,24 +201,53 @@ def test_the_learning_rate_follows_the_share_of_the_time(
     assert rates[-1] < 0.06
 
 
-def test_the_reserve_follows_the_recent_speed_and_the_share_never_falls() -> None:
-    progress, shares = (
-        Progress(1000, 100.0, fixed_reserve=5.0, reserve=10.0, ordinary_target_seconds=0.1),
-        list[float](),
-    )
-    for target_seconds, count in ((0.05, 15), (0.2, 30), (10.0, 5), (0.05, 20)):
-        for _ in range(count):
-            progress.count_seconds(1.0, round(1 / target_seconds) or 1)
-            progress.count_seconds(0.1)  # an evaluation does not change the speed
-            shares.append(progress.share)
-        if target_seconds == 0.2:
-            assert progress.target_seconds == pytest.approx(0.2, rel=0.05)
-            assert progress.share == pytest.approx(progress.seconds / (100 - 5 - 2 * 10), rel=0.03)
-    assert np.diff(shares).min() >= 0
+def count(progress: Progress, target_seconds: float, steps: int) -> list[float]:
+    """Count steps of a second, each with an evaluation, which does not change the speed; return the shares."""
+    shares = []
+    for _ in range(steps):
+        progress.count_seconds(1.0, round(1 / target_seconds))
+        progress.count_seconds(0.1)
+        shares.append(progress.share)
+    return shares
+
+
+def limited_progress() -> Progress:
+    return Progress(1000, 100.0, fixed_reserve=5.0, reserve=10.0, ordinary_target_seconds=0.1)
+
+
+@pytest.mark.parametrize(("target_seconds", "reserve"), [(0.05, 15.0), (0.2, 25.0), (1.0, 35.0)])
+def test_at_a_constant_speed_the_share_is_that_of_the_time(target_seconds: float, reserve: float) -> None:
+    """The reserve is that of an ordinary machine, of a slow one, and of a very slow one, which does less work."""
+    progress = limited_progress()
+    count(progress, target_seconds, 40)
+    assert progress.share == pytest.approx(progress.seconds / (100 - reserve))
+
+
+def test_the_share_follows_the_speed_and_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "SPEED_WINDOW", 0.02)
+    progress = limited_progress()
+    shares = count(progress, 0.05, 15) + count(progress, 0.2, 20)
+    rest = 75 - progress.seconds  # the reserve is 25 seconds now
+    expected = (1 - progress.share) / rest  # of each second from now on
+    [share] = count(progress, 0.2, 1)
+    assert share - shares[-1] == pytest.approx(1.1 * expected, rel=0.001)
+    shares += [share, *count(progress, 0.05, 30)]
+    assert np.diff(shares).min() > 0
     assert progress.share < 1
     progress.count_seconds(20.0)
     assert progress.share == 1.0
     assert Progress(10, step=5, seconds=5.0).share == 0.5
+
+
+def test_a_moment_in_which_the_machine_is_slow_hardly_changes_the_share() -> None:
+    progress, undisturbed = limited_progress(), limited_progress()
+    count(progress, 0.05, 40)
+    progress.count_seconds(2.0, 1)
+    count(undisturbed, 0.05, 40)
+    undisturbed.count_seconds(2.0, 40)
+    assert progress.share == pytest.approx(undisturbed.share, abs=0.01)
+    count(progress, 0.05, 20)
+    assert progress.share == pytest.approx(progress.seconds / 85, abs=0.01)
 
 
 def test_large_models_learn_fewer_targets_in_a_second() -> None:

@@ -1,11 +1,12 @@
 """The schedule of a training: the learning rate and the evaluations follow the share of the training that is done.
 
-    share = step / steps                                            without a time limit
-    share = max(step / steps, seconds / (max_seconds - reserve))    with one, but never less than before
+    share = step / steps                      without a time limit
+    share = max(step / steps, time_share)     with one
 
-With a time limit, the learning rate has always decayed when the time is used up; `steps` then is the largest number of
-steps. The reserve is for the work after the steps, which takes as many times longer on a slow or busy machine as the
-recent steps do, up to a limit (`rules.minutes_after_steps`).
+With a time limit, `steps` is the largest number of steps. The rest of `time_share` is spread evenly over the time that
+remains until the work after the steps begins, so that the learning rate has always decayed when the time is used up,
+and a moment in which the machine is slow does not change it at once. This work takes as many times longer on a slow or
+busy machine as the recent steps do, up to a limit (`rules.minutes_after_steps`).
 """
 
 import math
@@ -49,8 +50,9 @@ class Progress:
     step: int = 0  # number of steps taken
     tokens: int = 0  # targets that these steps learned
     seconds: float = 0.0  # duration so far, with evaluations
-    target_seconds: float = 0.0  # recent seconds of a step per target
-    time_share: float = 0.0  # share of the time limit that is used, at its largest so far
+    recent_seconds: float = 0.0  # duration of the recent steps; older ones count less
+    recent_targets: float = 0.0  # that these steps learned
+    time_share: float = 0.0  # share of the training that is done if the time limit decides
     best: float = math.inf  # lowest development perplexity so far
     evaluations: int = 0  # that were due so far
     evaluations_since_best: int = 0
@@ -70,11 +72,18 @@ class Progress:
         if math.isinf(self.max_seconds):
             return
         if targets:
-            weight = -math.expm1(-seconds / (SPEED_WINDOW * self.max_seconds)) if self.target_seconds else 1.0
-            self.target_seconds += weight * (seconds / targets - self.target_seconds)
-        slowness = min(MAX_RESERVE_SLOWNESS, max(1.0, self.target_seconds / self.ordinary_target_seconds))
-        reserve = min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
-        self.time_share = max(self.time_share, self.seconds / (self.max_seconds - reserve))
+            decay = math.exp(-seconds / (SPEED_WINDOW * self.max_seconds))
+            self.recent_seconds = decay * self.recent_seconds + seconds
+            self.recent_targets = decay * self.recent_targets + targets
+        remaining = self.max_seconds - self._reserve() - self.seconds
+        fraction = seconds / (seconds + remaining) if remaining > 0 else 1.0  # of the time that remained before
+        self.time_share += fraction * (1 - self.time_share)
+
+    def _reserve(self) -> float:
+        """Return the seconds that the work after the steps will take."""
+        target_seconds = self.recent_seconds / max(1.0, self.recent_targets)
+        slowness = min(MAX_RESERVE_SLOWNESS, max(1.0, target_seconds / self.ordinary_target_seconds))
+        return min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
 
     @property
     def total_steps(self) -> int:
