@@ -256,7 +256,7 @@ def test_a_budget_is_checked(budget: dict[str, Any], text: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("minutes", "hidden", "dropout", "dev_targets"),
-    [(1.0, 150, 0.0, 6000), (4.0, 200, 0.1, 24_000), (20.0, 300, 0.2, 120_000)],
+    [(1.0, 150, 0.0, 4000), (4.0, 200, 0.1, 16_000), (20.0, 300, 0.2, 80_000)],
 )
 def test_options_fit_the_passes_that_the_minutes_allow(
     minutes: float,
@@ -280,7 +280,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
 
 def test_an_evaluation_with_a_large_vocabulary_reads_fewer_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluation computes all logits, and the training only those of the sampled loss."""
-    for vocabulary, dev_targets in ((5000, 12_000), (45_000, round(12_000 / 3.5))):
+    for vocabulary, dev_targets in ((5000, 8000), (45_000, round(8000 / 3.5))):
         facts = rules.TableFacts(1_000_000, vocabulary, is_character_level=False, dev_targets=10_000_000)
         monkeypatch.setattr(rules.TableFacts, "of", lambda *_, facts=facts, **__: facts)
         planned = plan({}, *read(), 2.0)

@@ -34,7 +34,7 @@ MIN_PASSES, MAX_PASSES = 0.25, 40.0
 TARGETS_PER_MINUTE = 1_500_000
 # Per minute of the time limit: development targets of an evaluation with a small vocabulary, and training targets whose
 # n-grams are counted.
-DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINUTE = 6_000, 100, 1_000_000
+DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINUTE = 4_000, 100, 1_000_000
 # Cost of the linear classifiers of all targets (`LinearClassifier.fit`) per minute, about 3 % of the time on one core,
 # and a cost of a fraction of a second that each may always have.
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
@@ -148,7 +148,7 @@ def plan(
         max_passes = steps / max(1.0, facts.targets / tokens_per_batch)
     passes, dev_targets = max_passes, config.training.max_dev_targets
     if minutes is not None:
-        # An evaluation takes about half a percent of the time.
+        # An evaluation takes about a third of a percent of the time.
         of_small_model = DEV_TARGETS_PER_MINUTE / max(1.0, evaluation_cost(facts))
         targets_per_minute = DEV_TARGETS_PER_MINUTE_OF_BASE if is_slow(config) else of_small_model
         dev_targets = max(1, round(minutes * targets_per_minute))
