@@ -49,9 +49,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 PAPER_MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 
-DEVICE_HELP = (
-    "device to compute on; auto: a GPU if there is one, but the processor for recurrent layers with layer normalization"
-)
+DEVICE_HELP = "device to compute on; auto: a GPU if there is one"
 PRECISION_HELP = (
     "number type of matrix products, and in training of the frozen weights of a base; auto: float32, but bfloat16 "
     "for a pretrained base on a GPU"

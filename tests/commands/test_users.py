@@ -317,3 +317,13 @@ def test_key_is_revoked_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("store", ["users.db", "mysql://x", "sqlite:///"])
 def test_invalid_store_urls_are_errors(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "sqlite:///FILE" in run_command(["users", "list", "--store", store], capsys, 2)[1]
+
+
+def test_the_import_omits_texts_that_match_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, store = tmp_path / "users.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    texts = [{"text": text, "time": 1} for text in ("abba", "Acme contract")]
+    file.write_text(json.dumps({"format": 1, "user": "ann", "paused": False, "texts": texts}))
+    _, message = run_command(["users", "import", str(file), "--store", store, "--withhold", "(?i)acme"], capsys)
+    assert "texts that were omitted, since they seem to contain a withheld pattern: 1" in message
+    lines, _ = run_command(["users", "show", "ann", "--store", store], capsys)
+    assert [line.split("\t")[2] for line in lines[1:]] == ["abba"]

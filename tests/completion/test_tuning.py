@@ -95,12 +95,12 @@ def test_training_fits_to_the_first_texts_of_some_users() -> None:
         for number, length in enumerate([3, 40, 12, 25] * 20)
     ]
     for max_texts in (1, 100, 500, 1600, 10_000):
-        part = tuning._first_texts(many, max_texts)
+        part = tuning.first_texts(many, max_texts)
         total = sum(len(stream.rows) for stream in part)
         assert 0 < total <= max(tuning.MIN_STREAM_TEXTS, 1.1 * max_texts)
         assert all(len(stream.rows) == len(stream.prefixes) for stream in part)
     assert part == many
-    assert tuning._first_texts([], 100) == []
+    assert tuning.first_texts([], 100) == []
 
 
 def test_the_default_rule_stays_unless_another_is_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

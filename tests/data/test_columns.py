@@ -100,10 +100,11 @@ def test_variables_are_named_by_column_and_kind() -> None:
             variable_names(*context)
 
 
-def test_the_user_column_must_not_be_specified_again_as_context() -> None:
+@pytest.mark.parametrize("context", ["a", "a:text", "a:category"])
+def test_the_user_column_must_not_be_specified_again_as_context(context: str) -> None:
     table = open_table([{"a": "1", "b": "2"}])
     with pytest.raises(UserError, match="is specified twice; --user already adds it"):
-        ContextColumns(table, Config.of(context=("a",), user="a").data)
+        ContextColumns(table, Config.of(context=(context,), user="a").data)
     assert ContextColumns(table, Config.of(user="a", time="b").data).names == ["a"]  # a time only orders texts
     with pytest.raises(UserError, match="no column 'c'"):
         ContextColumns(table, Config.of(user="a", time="c").data)

@@ -1,5 +1,6 @@
 """Generated rows and streams, from Python and from the command line."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,22 @@ def test_a_stream_does_not_change_the_precision_of_its_caller(run: Run, monkeypa
 
 def test_without_time_there_are_no_rows(run: Run) -> None:
     assert generate_rows(run, options=GenerationOptions(max_tokens=8, seconds=0.0)) == []
+
+
+@pytest.mark.parametrize("method", ["sample", "beam"])
+def test_texts_that_are_not_finished_in_time_are_left_out(
+    method: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = GenerationOptions(method, max_tokens=8, seconds=1.0)
+    expected = generate_rows(run, options=replace(options, seconds=None), number=2)
+    clock = itertools.count(0.0, 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: next(clock))
+        in_time = generate_rows(run, options=options, number=2)
+    assert len(in_time) < len(expected)
+    assert in_time == expected[: len(in_time)]
+    rest = generate_rows(run, options=replace(options, seconds=None), number=2, first=len(in_time))
+    assert [*in_time, *rest] == expected
 
 
 def test_category_values_are_sorted(run: Run, tmp_path: Path) -> None:

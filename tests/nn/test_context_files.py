@@ -45,10 +45,11 @@ def train(model: ContextModel, names: list[str], tokens: Tensor) -> None:
         optimizer.zero_grad()
 
 
-def test_a_complete_state_makes_no_tensor_of_the_base_trainable() -> None:
+@pytest.mark.parametrize("has_duplicates", [True, False])  # of tied tensors
+def test_a_complete_state_makes_no_tensor_of_the_base_trainable(has_duplicates: bool) -> None:
     model, names = new_model(), set(new_model().trained_names)
-    state = {name: values.detach().clone() for name, values in model.named_parameters(remove_duplicate=False)}
-    model.load_state_dict(state)
+    parameters = model.named_parameters(remove_duplicate=not has_duplicates)
+    model.load_state_dict({name: values.detach().clone() for name, values in parameters}, strict=has_duplicates)
     assert {name for name, values in model.named_parameters() if values.requires_grad} == names == model.trained_names
 
 

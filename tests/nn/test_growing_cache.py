@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from factorcell.nn.backbones.attention_cache import CacheState
 from factorcell.nn.backbones.growing_cache import GrowingLayer, growing_caches
@@ -61,6 +61,12 @@ def test_generation_uses_growing_layers_once() -> None:
     with growing_caches(model):
         result = model.generate(tokens, **options)
         assert {type(layer) for layer in result.cache.layers} == {GrowingLayer}
+        offloaded = torch.nn.Module()
+        hook = next(iter(model._forward_pre_hooks.values()))
+        cache = DynamicCache()
+        cache.layers, cache.offloading = [DynamicLayer()], True
+        hook(offloaded, (), {"cache": cache})
+        assert type(cache.layers[0]) is DynamicLayer, "a GPU does not keep the tokens of such a cache"
     plain = model.generate(tokens, **options)
     assert {type(layer) for layer in plain.cache.layers} == {DynamicLayer}
     assert torch.equal(result.sequences, plain.sequences)

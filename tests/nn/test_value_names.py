@@ -200,3 +200,9 @@ def test_a_column_that_the_model_also_reads_as_text_cannot_be_classified(kind: s
     with pytest.raises(UserError, match=f"run also reads the column city as {kind}, which would reveal the answer"):
         run.predict(make_rows(), "city.category")
     assert run.predict(make_rows(), "stars").names
+
+
+def test_a_column_that_the_model_also_reads_as_a_number_cannot_be_classified(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", context=("stars:category", "stars:number"), adapt=("factor",), min_context_count=1)
+    with pytest.raises(UserError, match=r"also reads the column stars as number, .* train without the kind number"):
+        run.predict(make_rows(), "stars.category")

@@ -2,6 +2,7 @@
 
 import abc
 import asyncio
+import gc
 import sys
 import types
 from dataclasses import dataclass
@@ -81,8 +82,13 @@ def test_a_request_gets_the_lora_of_its_context(
     assert min(ids) > 0
     for name in ("another-adapter", "city=Atlantis", "town=Oslo", "city=Oslo;city=Rome", "../../etc=1"):
         assert resolve(registry, name) is None
-    vllm_plugin.register()  # as after a restart
-    assert not list((tmp_path / "loras").iterdir())
+    first = resolve(registry, "city=Oslo")
+    vllm_plugin.register()  # as in another process
+    second = resolve(registry, "city=Oslo")
+    assert first is not None
+    assert second is not None
+    assert first.lora_path != second.lora_path
+    assert Path(second.lora_path).is_dir()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,8 @@ def test_names_describe_contexts(name: str, context: dict[str, str] | None) -> N
 
 
 def test_folders_are_bounded_and_shared_by_names_of_one_context(run: Run, tmp_path: Path) -> None:
-    loras = vllm_plugin.ContextLoras(run, tmp_path / "loras", count=2)
+    run.save_weights({})
+    loras = vllm_plugin.ContextLoras(run.folder, tmp_path / "loras", count=2)
     first, second = loras.find("city=Oslo"), loras.find("city=Rome")
     assert loras.find(" city=Oslo") == first  # the second one is now the oldest
     assert loras.find("city=") not in (first, second, None)
@@ -113,6 +120,9 @@ def test_folders_are_bounded_and_shared_by_names_of_one_context(run: Run, tmp_pa
     assert not second.exists()
     assert loras.find("city=Rome") == second
     assert second.is_dir()
+    del loras
+    gc.collect()
+    assert not list((tmp_path / "loras").iterdir())
 
 
 def test_wrong_variables_are_named(
@@ -127,4 +137,8 @@ def test_wrong_variables_are_named(
     monkeypatch.setenv("FACTORCELL_LORAS", str(tmp_path / "loras"))
     monkeypatch.setenv("FACTORCELL_LORA_COUNT", "none")
     with pytest.raises(UserError, match="FACTORCELL_LORA_COUNT"):
+        vllm_plugin.register()
+    monkeypatch.setenv("FACTORCELL_LORA_COUNT", "2")
+    monkeypatch.setenv("FACTORCELL_RUN", str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match=r"FACTORCELL_RUN: expected a run folder, got .*nothing"):
         vllm_plugin.register()

@@ -7,6 +7,7 @@ import pytest
 from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
+from factorcell.service.record import DamagedRecordError, Record
 from tests.service.oracle import learned_by_library, learned_by_service
 
 OpenService = Callable[..., Service]
@@ -81,3 +82,34 @@ def test_the_pause_of_an_active_user_does_not_expire(open_service: OpenService, 
     now += retention + 1
     service.expire()
     assert service.store.users() == [], "the pause of an inactive user expires"
+
+
+def test_a_damaged_record_does_not_expire(open_service: OpenService, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator can restore it; the texts of others are deleted."""
+    now = 1_000_000.0
+    service = open_service(privacy=Privacy(retention=100), clock=lambda: now)
+    service.accept("ann", "ab")
+    service.accept("bob", "cab")
+    read = service.store.read
+
+    def read_damaged(user: str) -> Record | None:
+        if user == "ann":
+            raise DamagedRecordError("user record: truncated or altered")
+        return read(user)
+
+    service.store.read = read_damaged
+    now += 1000
+    assert service.expire() == 1
+    assert service.store.users() == ["ann"]
+    assert "the record of a user is damaged and does not expire" in caplog.text
+
+
+def test_expiry_ends_in_time_and_continues(open_service: OpenService) -> None:
+    now = 1_000_000.0
+    service = open_service(privacy=Privacy(retention=100), clock=lambda: now)
+    for number in range(5):
+        service.accept(f"user {number}", "ab")
+    now += 1000
+    assert service.expire(-1.0) == 0
+    assert len(service.store.users()) == 5
+    assert service.expire(100.0) == 5

@@ -84,6 +84,20 @@ def test_single_texts_of_few_users_are_held_out() -> None:
     assert len(held_out) == round(0.05 * len(corpus))
 
 
+def test_development_texts_without_users_fit_no_settings(tmp_path: Path) -> None:
+    dev = [{"text": "abc", "user": None, "time": "2026-01-01T08:00"}] * 3
+    run = train_run(rows_of(30), dev, OPTIONS, tmp_path / "run")
+    assert not (run.folder / SETTINGS).exists()
+
+
+def test_single_texts_are_held_out_if_each_user_has_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "MAX_HELD_OUT", 4)
+    config = Config.from_dict(OPTIONS)
+    corpus = prepare(rows_of(fitting.MIN_USERS), config)
+    train, held_out = fitting.hold_out(corpus, config)
+    assert (len(train), len(held_out)) == (len(corpus) - 4, 4)
+
+
 @pytest.mark.parametrize("has_dev_table", [True, False])
 def test_training_saves_fitted_settings(has_dev_table: bool, tmp_path: Path) -> None:
     dev = rows_of(10, name="new") if has_dev_table else None

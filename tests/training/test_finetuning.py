@@ -11,10 +11,11 @@ from factorcell import classify
 from factorcell.config import Config
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.runs import saved_results
 from factorcell.runs.run import Run
 from factorcell.training import finetune
 from factorcell.training import trainer as trainer_module
-from factorcell.training.fit import train_run
+from factorcell.training.fit import fit, train_run
 from factorcell.training.trainer import Trainer
 from tests import small_runs, synthetic
 from tests.checkpoints import checkpoints_every
@@ -177,3 +178,51 @@ def test_invalid_parts_and_penalties_are_refused_before_anything_is_written(base
     unadapted = small_runs.make_run(tmp_path / "plain", adapt=(), output_bias=())
     with pytest.raises(UserError, match="no part 'context'"):
         finetune(unadapted, small_runs.ROWS, dev=small_runs.ROWS, out=tmp_path / "run", parts=["context"])
+
+
+def test_the_passes_do_not_depend_on_the_steps_of_the_base_run(base: Run, tmp_path: Path) -> None:
+    """A training with a time limit has the number of its steps in its config."""
+    limited = Run.open(base.folder)
+    limited.config = limited.config.with_options(steps=5000)
+    run = finetune_on_coast(limited, tmp_path / "run", training={"epochs": 2.0, "batch_tokens": 300})
+    expected = finetune_on_coast(base, tmp_path / "expected", training={"epochs": 2.0, "batch_tokens": 300})
+    assert run.log()[-1]["steps"] == expected.log()[-1]["steps"] < 100
+
+
+def test_results_of_a_stopped_fine_tuning_are_deleted(
+    base: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Trainer.step
+
+    def interrupted(self: Trainer, batch: Any) -> None:
+        if self.progress.step == 3:
+            raise KeyboardInterrupt
+        original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            finetune_on_coast(base, tmp_path / "run")
+    files.append_row(tmp_path / "run" / saved_results.FILE, {"kind": "evaluate", "perplexity": 1.0})
+    run = finetune_on_coast(base, tmp_path / "run", resume=True)
+    assert all(row["perplexity"] != 1.0 for row in saved_results.read(run.folder))
+
+
+def test_texts_of_users_are_read_before_the_fine_tuning(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"user": "user", "time": "time", "min_user_count": 1, "min_context_count": 1}
+    rows = [
+        {"text": "abc", "user": f"user {number % 4}", "time": f"2026-01-0{1 + number // 4}"} for number in range(32)
+    ]
+    options: dict[str, Any] = {
+        "tokenizer": "char",
+        "min_count": 1,
+        "embedding_size": 4,
+        "hidden_size": 6,
+        "epochs": 1.0,
+        "rank": 1,
+    }
+    base = fit(rows, dev=rows, out=tmp_path / "base", **columns, **options)
+    without_times = [{name: row[name] for name in ("text", "user")} for row in rows]
+    with pytest.raises(UserError, match="time"):
+        finetune(base, without_times, dev=without_times, out=tmp_path / "run")
+    assert not files.read_rows(tmp_path / "run" / "log.jsonl")

@@ -145,6 +145,26 @@ def test_a_command_with_minutes_ends_in_time(
     assert Trainer(repeated, *read(TIMED_OPTIONS)).progress.steps == last_row["step"]
 
 
+def test_a_training_with_a_time_limit_and_passes_is_resumed_after_its_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its config has the steps and passes that it made, not those of the command."""
+    Clock(monkeypatch, step=1.0, text=0.02)
+    options = {**TIMED_OPTIONS, "training": {**TIMED_OPTIONS["training"], "epochs": 400.0}}
+
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "save_other_models", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(ROWS, ROWS, options, tmp_path / "run", minutes=0.5)
+    steps = read_config(tmp_path / "run").training.steps
+    run = train_run(ROWS, ROWS, options, tmp_path / "run", minutes=0.5, resume=True)
+    assert run.config.training.steps == steps == run.log()[-1]["step"] > 0
+    assert run.config.training.epochs < 400
+
+
 def test_enough_minutes_make_the_passes_of_the_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = Clock(monkeypatch, step=1.0, text=0.05)
     run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=60.0, preset="good")

@@ -194,10 +194,11 @@ def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
     assert run.model.encoder.inputs is not None
     run.model.encoder.inputs.constants[-1] = float32_bits([[1e-3, 1e-3]])  # the deviations
     corpus.numbers[25] = 3e38
+    texts = corpus.select(np.array([row for row in range(40) if row % 10]))  # without held-out texts
     with pytest.raises(
         UserError, match=r"the loss is not finite at step [1-5], row 26 of the training data; "
     ) as error:
-        list(train(run, corpus, corpus.select(np.arange(25))))
+        list(train(run, texts, corpus.select(np.arange(25))))
     assert "\n" not in str(error.value)
     tensors, facts = files.load_tensors(run.folder / "checkpoint.safetensors")
     assert facts["step"] < 5

@@ -132,12 +132,25 @@ def test_a_trial_that_diverges_fails_and_the_search_continues(tmp_path: Path) ->
     assert rows[0]["state"] == "complete"
 
 
+def test_a_trial_with_an_infinite_perplexity_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Run.best_evaluation
+    monkeypatch.setattr(Run, "best_evaluation", lambda run: {**(original(run) or {}), "perplexity": None})
+    (row,) = search(tmp_path / "s", 1)
+    assert (row["state"], row["error"]) == ("fail", "the development perplexity is not finite")
+
+
+def test_a_searched_seed_needs_a_development_table(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="search space: seed: expected a development table"):
+        tuning.tune(ROWS, None, CONFIG, tmp_path / "s", space={"seed": [0, 1]})
+
+
 def test_a_search_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     rows = search(tmp_path / "s", 1)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"config": CONFIG.with_options(epochs=4)}, "expected training.epochs = 3.0 as before, got 4.0"),
         ({"space": {**SPACE, "rank": [1, 2]}}, r"expected range of rank = .*'high': 8.* as before, got \[1, 2\]"),
         ({"space": {"rank": [1, 2]}}, "expected range of hidden_size = .* as before, got None"),
+        ({"minutes": 3.0}, "expected minutes = None as before, got 3.0"),
     ]
     for more, message in cases:
         with pytest.raises(UserError, match=message):

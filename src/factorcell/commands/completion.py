@@ -94,8 +94,9 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     run = options.open_run(arguments)
     report_use(run)
     user_column = online.user_variable(run).source_column
-    user_streams = _read_streams(run, arguments.dev, user_column, arguments)
     start, seconds = time.monotonic(), 60 * arguments.minutes
+    max_texts = max(tuning.MIN_TEXTS, round(arguments.minutes * tuning.TEXTS_PER_MINUTE))
+    user_streams = tuning.first_texts(_read_streams(run, arguments.dev, user_column, arguments), max_texts)
     rule, rule_rows = tuning.fit_rule(
         run,
         user_streams,
@@ -108,7 +109,8 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     if (run.folder / POPULARITY).exists():
         blend = Blend(run, Popularity.from_run(run), unknown=arguments.unknown, seconds=arguments.seconds)
         learner = online.Learner(run, rule, arguments.unknown)
-        weights, ranks = tuning.fit_blend(blend, learner, user_streams, start + seconds)
+        deadline = time.monotonic() + (1 - tuning.RULE_SHARE) * seconds
+        weights, ranks = tuning.fit_blend(blend, learner, user_streams, deadline)
         blend_rows = [{**ranks, "weights": dict(weights.values), "threshold": weights.threshold}]
     save_settings(run, rule, weights)
     if arguments.json:

@@ -269,14 +269,14 @@ def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namesp
 
 def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
     """Return for each pair the tokens that the softmax bias of the first context raises or lowers most."""
+    from factorcell.evaluation.diagnostics import differing_columns
     from factorcell.evaluation.explaining.token_evidence import context_text, most_shifted_tokens, read_training_texts
 
     settings = options.selected(arguments, "count", "frequent", "unknown")
     settings["train"] = read_training_texts(run, arguments.train)
     comparisons = []
     for pair in pairs:
-        first, second = pair
-        names = [name for name in first if second.get(name) != first[name]]
+        names = differing_columns(pair)
         texts = [context_text({name: context[name] for name in names if name in context}) for context in pair]
         rows = most_shifted_tokens(run, *pair, **settings)
         comparisons.append({"context": texts[0], "against": texts[1], "rows": rows})

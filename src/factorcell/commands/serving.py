@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DEMO_FOLDER = Path("demo")  # `factorcell serve demo` trains a run of place names here if the folder has none
 
+WITHHOLD_HELP = "further texts that are neither learned nor stored: those that match REGEX (repeatable)"
 DEFAULT_STORE_SUFFIX = ".users.db"  # end of the file name of the default store
 
 # Each country is a user; the user's texts are the names of its places.
@@ -51,8 +52,7 @@ def add_serve_arguments(parser: Parser) -> None:
     parser.add("--no-ngram-mixture")
     help_text = "time after which texts are deleted, such as 90d (default: never)"
     parser.add("--retention", metavar="TIME", section="privacy", help=help_text)
-    help_text = "further texts that are neither learned nor stored: those that match REGEX (repeatable)"
-    parser.add("--withhold", repeatable=True, metavar="REGEX", section="privacy", help=help_text)
+    parser.add("--withhold", repeatable=True, metavar="REGEX", section="privacy", help=WITHHOLD_HELP)
     parser.add("--block", type=Path, section="privacy", help="file of phrases that are never suggested, one per line")
     help_text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
     parser.add("--pad", default=0, metavar="BYTES", section="privacy", help=help_text)
@@ -201,6 +201,7 @@ def run_users_export(arguments: argparse.Namespace) -> None:
 
 def add_users_import_arguments(parser: Parser) -> None:
     parser.add("--store")
+    parser.add("--withhold", repeatable=True, metavar="REGEX", help=WITHHOLD_HELP)
     parser.add("file", type=Path, help="JSON lines in the format of `users export`")
 
 
@@ -211,12 +212,13 @@ def run_users_import(arguments: argparse.Namespace) -> None:
     # Not `splitlines`, because texts may contain other line separators.
     content_lines = enumerate(input_files.read_text(arguments.file).split("\n"), 1)
     lines = [(number, line) for number, line in content_lines if line.strip()]
+    privacy = Privacy(tuple(arguments.withhold))
     imported_count = unchanged_count = failure_count = 0
     omitted_counts = Counter[str]()  # number of texts by the reason of their omission
     with _opened_store(arguments, create=True) as store:
         for line_number, user_json in lines:
             try:
-                record, omissions = messages.import_record(json.loads(user_json), Privacy(), _now())
+                record, omissions = messages.import_record(json.loads(user_json), privacy, _now())
                 # With None as the expected version, the store writes a record only for a user without a record.
                 is_new = store.write(record, expected_version=None)
             except (ValueError, RecursionError) as error:

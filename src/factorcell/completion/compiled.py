@@ -102,6 +102,8 @@ class CompiledEngine:
                 best = accepted
                 min_score = best[-1].log_probability if len(best) == request.k else -math.inf
                 is_cut = structure.lost_score > min_score
+            else:  # the time ended before the search for more texts had found as many
+                is_cut = True
             if len(best) == request.k or structure.count < k or structure.seconds <= 0:
                 above = tuple(entry for entry in best if entry.log_probability > request.min_log_prob)
                 return SearchResult(above, expanded_count, is_cut)

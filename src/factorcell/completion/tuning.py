@@ -33,6 +33,7 @@ RATES = {"adagrad": (LearningRule.rate, 0.03, 0.3), "adadelta": (5.0, 1.5, 15.0)
 BATCH_SIZE = 200  # maximum number of texts that are learned at once
 FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 MIN_CHANGE = 1e-3  # relative difference of perplexities that matters
+MIN_TEXTS, TEXTS_PER_MINUTE = 100, 2000  # texts that `tune-online` reads, at most: at least so many, and per minute
 RULE_SHARE = 0.5  # share of the time after which no further learning rule is tried
 MIN_STREAM_TEXTS = 10  # texts of a user to which weights are fitted, if so many users have texts
 MAX_EXPANDED = 2000  # hypotheses of a search for the candidates to which weights are fitted
@@ -124,7 +125,7 @@ def fit_settings(
     training.json: `learning_rule`, the relative `perplexity_change` by learning users, and the figures of
     `compare_with_model`; or None if no text can be completed.
     """
-    part, start = _first_texts(streams, max_texts), time.monotonic()
+    part, start = first_texts(streams, max_texts), time.monotonic()
     if all(prefix is None for stream in part for prefix in stream.prefixes):
         return None
     rule, tried = fit_rule(run, part, unknown="group", deadline=start + RULE_SHARE * seconds)
@@ -147,7 +148,7 @@ def fit_blend(
     return weights, compare_with_model(examples)
 
 
-def _first_texts(streams: Sequence[Stream], max_texts: int) -> list[Stream]:
+def first_texts(streams: Sequence[Stream], max_texts: int) -> list[Stream]:
     """Return the first texts of streams, the same number of each or all, with at most about `max_texts` in total."""
     lengths = sorted((len(stream.rows) for stream in streams), reverse=True)
     count = lengths[0] if lengths else 0

@@ -252,12 +252,15 @@ class Corpus:
     def split_users(self, share: float, seed: int, column: str) -> tuple["Corpus", "Corpus"]:
         """Split the users at random into those of training and held-out ones, who wrote about `share` of the texts.
 
-        A user who wrote more than this share is never held out. The schema of both parts has no held-out users, as if
-        training had never seen them. `column` is the column of the users. Both corpora have the order of this corpus.
+        A user who wrote more than this share is never held out; if all users did, single texts are held out, as in
+        `split`. The schema of both parts has no held-out users, as if training had never seen them. `column` is the
+        column of the users. Both corpora have the order of this corpus.
         """
         text_counts = arrays.count_ids(self.users, 1 + int(self.users.max()))
         order = 1 + np.random.default_rng((seed, 0xDE7)).permutation(len(text_counts) - 1)  # 0 is a missing user
         order = order[text_counts[order] <= share * len(self)]
+        if not len(order):
+            return self.split(share, seed)
         totals = np.cumsum(text_counts[order])
         held_out_users = order[: 1 + int(np.searchsorted(totals, share * len(self)))]
         is_held_out = mapped(lambda users: np.isin(users, held_out_users), self.users)

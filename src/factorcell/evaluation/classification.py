@@ -229,7 +229,9 @@ def classify_points(
     truth = None if truth is None else category_names(truth, "truth", len(corpus))
     names, candidates = list(points), list(points.values())
     likelihoods = log_likelihoods(run, corpus, candidates)
-    if truth is None and [name[:3].lower() for name in variables] == ["lat", "lon"]:
+    by_name = {name[:3].lower(): name for name in variables}
+    if truth is None and len(variables) == 2 and by_name.keys() == {"lat", "lon"}:
+        variables = (by_name["lat"], by_name["lon"])
         columns = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
         coordinates = np.array([[float(point[variable]) for variable in variables] for point in candidates])
         distances = great_circle_distances(corpus.numbers[:, columns].astype(np.float64), coordinates)

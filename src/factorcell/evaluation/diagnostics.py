@@ -81,7 +81,8 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
         yield Finding("undertrained", f"{run.folder}: its neural model {comparison} ({figures}); {remedy}")
     elif log and not run.stopped_improving():
         half = max(range(len(log)), key=lambda index: (log[index]["step"] <= log[-1]["step"] / 2, index))
-        fall = 1 - log[-1]["perplexity"] / log[half]["perplexity"]
+        earlier, last = (row["perplexity"] or math.inf for row in (log[half], log[-1]))  # None: not finite
+        fall = 1 - last / earlier
         if log[half]["step"] < log[-1]["step"] and fall > MIN_FALL:
             problem = f"undertrained: its perplexity fell by {fall:.0%} in the second half of the training"
             yield Finding("undertrained", f"{run.folder}: {problem}; {remedy}")

@@ -7,6 +7,7 @@ and an interrupted list can be continued at any number.
 
 import difflib
 import itertools
+import json
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from factorcell.generation.writing import (
 )
 from factorcell.io import files, memory
 from factorcell.io.findings import Finding, report
+from factorcell.io.output import to_json
 from factorcell.nn import sizes
 from factorcell.nn.devices import FLOAT32
 from factorcell.nn.kernels.drawing import SampleRequest, TokenRequest, TopRequest
@@ -67,7 +69,7 @@ class GenerationOptions:
             log p / n ** length_penalty. 1 prefers the lowest perplexity; 0 prefers the most probable text, which is
             usually short.
         seed: The seed of all draws.
-        seconds: Time limit, after which unfinished texts are returned.
+        seconds: Time limit; `generate` returns the texts that are finished before it.
 
     Raises:
         UserError: An option is not valid.
@@ -253,6 +255,9 @@ def generate(
                 results = options.write(task, start, texts_per_search)
             for search, index, texts in zip(searches, indices, results, strict=True):
                 for text_number, text in enumerate(texts, search * texts_per_search):
+                    is_full = text.has_ended or len(text.tokens) >= constraints.max_tokens
+                    if not is_full and time.monotonic() >= deadline:
+                        return
                     if text_number >= first:
                         yield {
                             **origin,
@@ -293,7 +298,7 @@ def repair_and_count_rows(file: Path, origin: files.Row, contexts: Sequence[Mapp
     rows = files.read_rows(file)
     for index, row in enumerate(rows):
         context = contexts[index // number] if index < number * len(contexts) else "no more rows"
-        for name, value in {**origin, "number": index, "context": context}.items():
+        for name, value in json.loads(to_json({**origin, "number": index, "context": context})).items():
             if row.get(name) != value:
                 fault = f"expected {name} {value!r}, got {row.get(name)!r}"
                 raise UserError(f"{file} line {index + 1}: {fault}; nothing resumed")

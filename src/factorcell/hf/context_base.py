@@ -158,7 +158,8 @@ def _train_loaded(model: Any, state: Mapping[str, Any], prefix: str, *arguments:
     """Make tensors of the base trainable that a state has, as when it was saved; a hook of `load_state_dict`."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     loaded = {name for name in parameters if prefix + name in state}
-    if len(loaded) == len(parameters):  # a complete state does not say which tensors were trained
+    # A complete state does not say which tensors were trained; it may have tensors that are tied only once.
+    if {id(parameters[name]) for name in loaded} == set(map(id, parameters.values())):
         return
     for name in loaded - model.trained_names:
         parameters[name].requires_grad_()

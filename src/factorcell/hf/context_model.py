@@ -179,8 +179,8 @@ class ContextModel(nn.Module):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
         *,
+        labels: Tensor | None = None,
         context: Any = None,
         **options: Any,
     ) -> Any:
@@ -210,13 +210,14 @@ class ContextModel(nn.Module):
             return base(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **options)
 
     @torch.no_grad()
-    def generate(self, inputs: Tensor | None = None, *, context: Any = None, **options: Any) -> Any:
+    def generate(self, inputs: Tensor | None = None, *arguments: Any, context: Any = None, **options: Any) -> Any:
         """Call `generate` of the base; the beams and samples of a text have the context of the text.
 
         Args:
             inputs: Token ids (B, T) of the prompts.
+            *arguments: Other arguments of `generate` of the base, such as its generation config.
             context: As for `forward`; None is the expected context.
-            **options: Other arguments of `generate` of the base.
+            **options: Those that have names.
         """
         check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
@@ -226,7 +227,7 @@ class ContextModel(nn.Module):
                 adaptation = Adaptation(self.maps, self.maps.fold(self.maps.condition(contexts)))
             adaptation.is_generation = True
         with applied(adaptation), growing_caches(self.base):
-            return self.base.generate(inputs, **options)
+            return self.base.generate(inputs, *arguments, **options)
 
     @property
     def base_model(self) -> "ContextLayers":

@@ -9,6 +9,8 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from datetime import date, time
+from decimal import Decimal
 from typing import Any, TypeGuard
 
 # Characters that are always escaped.
@@ -68,12 +70,21 @@ def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def to_json(content: Any, **options: Any) -> str:
-    """Return `content` as valid JSON, with null for numbers that are not finite; `json.dumps` gets the `options`."""
-    options = {"ensure_ascii": False, "allow_nan": False, **options}
+    """Return `content` as valid JSON, with null for numbers that are not finite; `json.dumps` gets the `options`.
+
+    Dates, times and decimal numbers, which a Parquet table may have, become texts.
+    """
+    options = {"ensure_ascii": False, "allow_nan": False, "default": _to_text, **options}
     try:
         return json.dumps(content, **options)
     except ValueError:  # rare, so the values are inspected only after this error
         return json.dumps(_replace_nonfinite(content), **options)
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, (date, time, Decimal)):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def is_number(value: float | None) -> TypeGuard[float]:

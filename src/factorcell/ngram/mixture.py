@@ -237,7 +237,7 @@ class MixtureState:
     counts: Tensor
 
     def select(self, rows: Tensor) -> "MixtureState":
-        return MixtureState(self.neural.select(rows), self.counts[rows])
+        return MixtureState(self.neural.select(rows), self.counts[rows.to(self.counts.device)])
 
     def cat(self, others: Sequence["MixtureState"]) -> "MixtureState":
         neural = self.neural.cat([state.neural for state in others])
@@ -259,7 +259,7 @@ class MixtureConditioning:
     values: Tensor
 
     def select(self, rows: Tensor) -> "MixtureConditioning":
-        return MixtureConditioning(self.neural.select(rows), self.values[rows])
+        return MixtureConditioning(self.neural.select(rows), self.values[rows.to(self.values.device)])
 
 
 class Mixture:

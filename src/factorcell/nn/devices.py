@@ -1,7 +1,6 @@
 """The device and the number type of computations, by fixed rules, and the number of threads in forked processes.
 
-`auto` is a GPU if there is one, except for recurrent layers with layer normalization, which wait for the launches of
-their kernels (docs/speed.md). The number type `auto` is float32, but bfloat16 for a pretrained base on a GPU.
+`auto` is a GPU if there is one. The number type `auto` is float32, but bfloat16 for a pretrained base on a GPU.
 """
 
 import os
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from factorcell.config import HuggingFaceOptions, RecurrentOptions
+from factorcell.config import HuggingFaceOptions
 from factorcell.errors import UserError
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
@@ -34,10 +33,9 @@ def has_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.device_count() > 0
 
 
-def find_device(name: str, backbone: Any) -> torch.device:
-    """Return the device for a model with the options `backbone`; `name` is "cpu", "cuda" or "auto"."""
-    is_slow_on_gpu = isinstance(backbone, RecurrentOptions) and backbone.layer_norm
-    if name == "cpu" or (name == AUTO and (is_slow_on_gpu or not has_gpu())):
+def find_device(name: str) -> torch.device:
+    """Return the device with the name "cpu", "cuda" or "auto"."""
+    if name == "cpu" or (name == AUTO and not has_gpu()):
         return CPU
     if not has_gpu():
         raise UserError("device: cuda needs a GPU, but PyTorch finds none; choose auto or cpu")

@@ -58,7 +58,7 @@ def with_identified_base(config: Config) -> Config:
     base, digest = pretrained.identify(backbone.base, backbone.base_digest)
     backbone = replace(backbone, base=base, base_digest=digest)
     if not backbone.base_precision:
-        device = find_device(config.training.device, backbone)
+        device = find_device(config.training.device)
         number_type = FLOAT32 if backbone.train_base else find_precision(config.training.precision, device, backbone)
         backbone = replace(backbone, base_precision=number_type)
     return replace(config, backbone=backbone)

@@ -157,6 +157,7 @@ DEFAULT_VALUE_COUNT = 10  # number of most frequent values that are shown if the
 # Defaults of training on few texts: the exact loss, small steps and early stopping.
 SMALL_DATA_DEFAULTS: dict[str, Any] = {
     "epochs": 10.0,
+    "steps": 0,
     "learning_rate": 1e-3,
     "token_rate": 1.0,
     "weight_decay": 0.0,

@@ -142,7 +142,7 @@ class Run(TextModel):
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         check_choice("precision", precision, PRECISIONS)
         run = cls(folder, config, tokenizer, schema)
-        run.model.to(find_device(device, config.backbone))
+        run.model.to(find_device(device))
         run.precision = find_precision(precision, run.device, config.backbone)
         if trained:
             run.load_weights()

@@ -1,7 +1,7 @@
 """A plugin of vLLM: a request for the adapter `stars=5;city=Oslo` gets the LoRA of this context.
 
-vLLM calls `register` when it starts. The variables FACTORCELL_RUN and FACTORCELL_LORAS name the run and the folder of
-the LoRAs.
+vLLM calls `register` in each of its processes. The variables FACTORCELL_RUN and FACTORCELL_LORAS name the run and the
+folder of the LoRAs.
 """
 
 import asyncio
@@ -10,7 +10,9 @@ import importlib
 import logging
 import os
 import shutil
+import tempfile
 import threading
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from factorcell.runs.run import Run
 
 RUN_VARIABLE, FOLDER_VARIABLE, COUNT_VARIABLE = "FACTORCELL_RUN", "FACTORCELL_LORAS", "FACTORCELL_LORA_COUNT"
 DEFAULT_COUNT = 1000
-PREFIX = "context-"  # of the names of folders
+PREFIX = "factorcell-"  # of the name of the folder of a process
 LOG = logging.getLogger(__name__)
 
 
@@ -35,17 +37,28 @@ def parse_name(name: str) -> dict[str, str] | None:
 
 
 class ContextLoras:
-    """The LoRAs of a run in contexts, as folders in `folder` that are written when a context is first requested.
+    """The LoRAs of the run in `run_folder`, in contexts, which are written when a context is first requested.
 
-    The folders of an earlier server are deleted, and beyond `count`, the least recently requested one.
+    Beyond `count`, the least recently requested one is deleted. The first request opens the run, and makes a folder of
+    this process in `folder`, which is deleted with this object, or at the end of the process.
     """
 
-    def __init__(self, run: Run, folder: Path, count: int = DEFAULT_COUNT) -> None:
-        self.run, self.folder, self.count = run, folder, count
-        for path in folder.glob(f"{PREFIX}*"):
-            shutil.rmtree(path)
+    def __init__(self, run_folder: Path, folder: Path, count: int = DEFAULT_COUNT) -> None:
+        self.run_folder, self.folder, self.count = run_folder, folder, count
         self._lock = threading.Lock()
+        self._opened: tuple[Run | None, Path] = (None, folder)
         self._folders: OrderedDict[tuple[tuple[str, str], ...], Path] = OrderedDict()
+
+    def _open(self) -> tuple[Run, Path]:
+        """Return the run, and the folder of this process."""
+        run, folder = self._opened
+        if run is None:
+            run = Run.open(self.run_folder, mixture=False)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._opened = run, folder
+        return run, folder
 
     def find(self, name: str) -> Path | None:
         """Return the folder of the LoRA with a name such as `stars=5;city=Oslo`, or None if it has no valid context."""
@@ -55,9 +68,10 @@ class ContextLoras:
         key = tuple(sorted(context.items()))
         with self._lock:
             if key not in self._folders:
-                path = self.folder / f"{PREFIX}{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
                 try:
-                    export(self.run, path, context=context)
+                    run, folder = self._open()
+                    path = folder / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+                    export(run, path, context=context)
                 except UserError as error:
                     LOG.warning("adapter %s: %s", name, error)
                     return None
@@ -77,7 +91,9 @@ def register() -> None:
         raise UserError(f"{FOLDER_VARIABLE}: expected a folder for the LoRAs, got nothing")
     if not count.isdecimal() or not int(count):
         raise UserError(f"{COUNT_VARIABLE}: expected a number of at least 1, got {count!r}")
-    loras = ContextLoras(Run.open(os.environ[RUN_VARIABLE], mixture=False), Path(folder), int(count))
+    if not (run_folder := Path(os.environ[RUN_VARIABLE])).is_dir():
+        raise UserError(f"{RUN_VARIABLE}: expected a run folder, got {str(run_folder)!r}")
+    loras = ContextLoras(run_folder, Path(folder), int(count))
     registry = importlib.import_module("vllm.lora.resolver").LoRAResolverRegistry
     registry.register_resolver("factorcell", _new_resolver(loras))
 

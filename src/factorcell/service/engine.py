@@ -8,6 +8,7 @@ All methods block and may be called from any thread. They raise a `UserError` fo
 `StoreError` if the store fails.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -33,6 +34,8 @@ from factorcell.service.messages import (
 )
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import (
+    DAMAGED,
+    LOG,
     DamagedRecordError,
     Record,
     StoredText,
@@ -87,7 +90,7 @@ class Service:
     def replace_model(self, model: ServedModel) -> None:
         """Serve another model from now on; the model learns a user's saved texts after that user's next request."""
         self.model = model
-        self._typed_texts = {}
+        self._clear_cache()
 
     def complete(
         self, request: CompletionRequest, deadline: float | None = None, stop: Stop | None = None
@@ -217,7 +220,7 @@ class Service:
     def delete(self, user: str) -> bool:
         """Delete a user from the store, and clear the cache; return whether the store had a record of the user."""
         had_record = self.store.delete(checked_id(user))
-        self._typed_texts = {}
+        self._clear_cache()
         return had_record
 
     def forget(self, user: str, text: str) -> int:
@@ -260,15 +263,22 @@ class Service:
         """Wait until the background thread has processed all queued users; return False after `seconds` of waiting."""
         return self._relearner.wait_until_idle(seconds)
 
-    def expire(self) -> int:
-        """Delete texts older than `Privacy.retention`, and users without newer texts; return how many users changed."""
+    def expire(self, seconds: float = math.inf) -> int:
+        """Delete texts older than `Privacy.retention`, and users without newer texts, for about `seconds`.
+
+        Damaged records stay: an operator restores or deletes them. Return how many users changed.
+        """
         if self.privacy.retention is None:
             return 0
-        changed, cutoff = set[str](), self._now() - self.privacy.retention
-        while users := self.store.users_older_than(cutoff):  # again those whose record another thread wrote meanwhile
-            for user in users:
-                self._expire(user, cutoff)
-            changed.update(users)
+        changed, cutoff, end = set[str](), self._now() - self.privacy.retention, time.monotonic() + seconds
+        count = -1
+        while len(changed) > count:  # again users whose record another thread wrote meanwhile
+            count = len(changed)
+            for user in self.store.users_older_than(cutoff):
+                if time.monotonic() > end:
+                    break
+                if self._expire(user, cutoff):
+                    changed.add(user)
         return len(changed)
 
     def check(self) -> None:
@@ -313,6 +323,10 @@ class Service:
             if len(self._typed_texts) > self._cache_size:
                 del self._typed_texts[next(iter(self._typed_texts))]
 
+    def _clear_cache(self) -> None:
+        with self._cache_lock:
+            self._typed_texts.clear()
+
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
         """Apply a change under the lock of the user: without locks, some writers would retry and never succeed."""
         with self._locks[hash(user) % LOCK_COUNT]:
@@ -325,19 +339,20 @@ class Service:
             self._relearner.add(user)
         return len(before.texts) - len(after.texts)
 
-    def _expire(self, user: str, cutoff: int) -> None:
+    def _expire(self, user: str, cutoff: int) -> bool:
+        """Delete the texts of a user that were written before `cutoff`; return whether the record changed."""
         try:
             record = self.store.read(user)
         except DamagedRecordError:
-            self.store.delete(user)
-            return
+            LOG.error("%s and does not expire; %s", *DAMAGED)
+            return False
         if record is None:
-            return
+            return False
         has_new_texts = any(text.time >= cutoff for text in record.texts)
         has_new_pause = record.paused and record.updated_at >= cutoff
         if has_new_texts or has_new_pause:
             self._remove_texts(
                 user, lambda latest: latest.with_texts(tuple(saved for saved in latest.texts if saved.time >= cutoff))
             )
-        else:
-            self.store.delete(user, expected_version=record.version)
+            return True
+        return self.store.delete(user, expected_version=record.version)

@@ -19,6 +19,7 @@ from factorcell.data.text_folds import byte_length, same_text, screening
 from factorcell.errors import UserError, check_format
 
 LOG = logging.getLogger("factorcell.service")
+DAMAGED = "the record of a user is damaged", "`factorcell users export` names all users with damaged records"
 MAX_FRAMES = 4  # number of logged locations of an unexpected error
 MAGIC, FORMAT = b"fcp", 1  # the first bytes of each stored record, and the format number in the next byte
 CHECKSUM_SIZE = 4  # bytes of the CRC-32 at the end

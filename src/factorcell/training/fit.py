@@ -158,12 +158,11 @@ def train_run(
     chosen = unspecified_options(specified)
     with locked_run_folder(folder, resume) as should_resume:
         run = Run.open(folder, trained=False) if should_resume else None
-        reading_config = resumed_config(specified, run.config) if run else Config.from_dict(specified)
+        is_limited = minutes is not None
+        reading_config = resumed_config(specified, run.config, is_limited) if run else Config.from_dict(specified)
         corpus, held_out = read_corpora(source, dev, reading_config)
         if run:
             prepare_to_resume(run, with_identified_base(reading_config), corpus)
-            if not training_facts(folder):
-                (folder / saved_results.FILE).unlink(missing_ok=True)  # of weights that change
         else:
             run_config = plan(specified, corpus, held_out, minutes, preset)
             run = Run.create(folder, run_config, corpus.tokenizer, corpus.schema)
@@ -228,8 +227,8 @@ def finetune(
     for name in options:
         check_choice("option of fine-tuning", name, [field.name for field in option_fields(TrainingConfig)])
     with locked_run_folder(folder, resume) as should_resume:
-        # The training of `base_run` may have computed on a device that this machine lacks.
-        training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, **options})
+        # The training of `base_run` may have computed on a device or with threads that this machine lacks.
+        training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, "threads": 0, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
             corpus, dev_corpus = corpus.split(held_out_share(corpus), training.seed)
@@ -247,9 +246,9 @@ def finetune(
         else:
             tuned = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
+        streams = completion_streams(tuned, source if dev is None else dev, dev_corpus)  # before, as in `train_run`
         train_and_log(tuned, corpus, dev_corpus, resume=should_resume)
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
-        streams = completion_streams(tuned, source if dev is None else dev, dev_corpus)
         other_facts = save_other_models(tuned, corpus, streams)
         write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
     return tuned
@@ -385,6 +384,8 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
         for values in zip(*chunk.values(), strict=True)
     )
     rows = [row for index, row in enumerate(all_rows) if index in selected and is_valid_text(row[data.text])]
+    if not rows:
+        return []
     return read_streams(rows, run.config, user_column=user_column, time_column=time_column, context_columns=columns)
 
 
@@ -443,12 +444,18 @@ def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
 
 
 def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
-    """Give a stopped training the device of `config`; raise a `UserError` if other options or the texts differ."""
+    """Give a stopped training the device of `config`, and delete the results of weights that change.
+
+    Raises:
+        UserError: Other options or the texts differ.
+    """
     for saved, values in zip(run.config.to_dict().values(), config.to_dict().values(), strict=True):
         check_equal_options(run.folder, saved, values)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
     run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
+    if not training_facts(run.folder):
+        (run.folder / saved_results.FILE).unlink(missing_ok=True)  # of weights that change
 
 
 def check_equal_options(where: Path | str, saved: Mapping[str, Any], options: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ class Optimization:
         library.retain_freed_memory()
         self.run, self.config = run, run.config.training
         self.token_counts, self.starting_point, self.max_steps = token_counts, starting_point, max_steps
-        self.device = find_device(self.config.device, run.config.backbone)
+        self.device = find_device(self.config.device)
         self.precision = find_precision(self.config.precision, self.device, run.config.backbone)
         self.is_divided = False  # whether each process has a part of the base
         if process_count() > 1:

@@ -163,7 +163,7 @@ def plan(
     if not issubclass(head_class(config.head.kind), SoftmaxHead):  # only this head has a sampled loss
         defaults["samples"] = 0
     planned = config.with_options(**{name: defaults[name] for name in chosen if name in defaults})
-    if "batch_tokens" in chosen and find_device(planned.training.device, planned.backbone).type == "cuda":
+    if "batch_tokens" in chosen and find_device(planned.training.device).type == "cuda":
         planned = planned.with_options(batch_tokens=gpu_batch_tokens(facts, passes))
     training_config = planned.training if minutes is None else replace(planned.training, epochs=max_passes)
     counts = [item.min_count for item in corpus.schema.categories if item.source_column != config.data.user]
@@ -189,13 +189,17 @@ def add_options(specified: SpecifiedOptions, options: Mapping[str, Any]) -> dict
     return sections
 
 
-def resumed_config(specified: SpecifiedOptions, saved: Config) -> Config:
-    """Return the options of a training that resumes: the `specified` ones replace those of the `saved` config."""
+def resumed_config(specified: SpecifiedOptions, saved: Config, is_limited: bool = False) -> Config:
+    """Return the options of a training that resumes: the `specified` ones replace those of the `saved` config.
+
+    Of a training with a time limit, the config has the steps and passes that it made.
+    """
+    recorded = (*RECORDED, "steps", "epochs") if is_limited else RECORDED
     options = {
         section if name == "kind" else name: value
         for section, values in specified.items()
         for name, value in values.items()
-        if name not in RECORDED and (name, value) != ("min_context_count", 0)  # the saved count is that of the table
+        if name not in recorded and (name, value) != ("min_context_count", 0)  # the saved count is that of the table
     }
     return saved.with_options(**options)
 
@@ -261,7 +265,7 @@ def ordinary_target_seconds(config: Config) -> float:
 def is_slow(config: Config) -> bool:
     """Return whether the model is a pretrained base on a processor."""
     is_pretrained = isinstance(config.backbone, HuggingFaceOptions) and config.backbone.is_pretrained
-    return is_pretrained and find_device(config.training.device, config.backbone).type == "cpu"
+    return is_pretrained and find_device(config.training.device).type == "cpu"
 
 
 def default_options(facts: TableFacts, epochs: float) -> Options:

@@ -205,7 +205,7 @@ class Trainer(Optimization):
         rows = [] if self.group else batch.rows[~torch.isfinite(nats.cpu()).all(dim=1)].tolist()
         if not self.is_divided:  # a gradient would need all processes
             rows = rows or [row for row in batch.rows.tolist() if not self._has_finite_gradient(row)]
-        numbers = sorted(row + 1 for row in rows or batch.rows.tolist())
+        numbers = sorted((self.corpus.source_rows[rows or batch.rows] + 1).tolist())
         noun = "row" if len(numbers) == 1 else "rows"
         listing = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
         return UserError(
@@ -228,7 +228,7 @@ class Trainer(Optimization):
         with self.stop.interruptible():
             row, figures = development_figures(self.run, self.dev, self.group)
         # Until a perplexity is finite, each evaluation counts as the best.
-        is_best = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
+        is_best = row["perplexity"] < self.progress.best or not math.isfinite(self.progress.best)
         if is_best:
             self.progress.best, self.progress.evaluations_since_best = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
@@ -294,6 +294,8 @@ def train(
         KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved.
         UserError: If the loss is not finite or the folder cannot be written.
     """
+    if threads := run.config.training.threads:
+        torch.set_num_threads(threads)
     trainer = Trainer(run, corpus, dev, limit)
     if resume:
         trainer.load()

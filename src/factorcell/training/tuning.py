@@ -103,6 +103,9 @@ def tune(
     for section, values in options.items():
         description |= {f"{section}.{name}": value for name, value in values.items()}
     description |= {f"range of {name}": values for name, values in space.items()}
+    description |= {name: budget.get(name) for name in ("minutes", "preset")}
+    if dev is None and "seed" in space:
+        raise UserError("search space: seed: expected a development table, because the seed selects held-out texts")
     with open_study(folder, storage) as study:
         study.check_description(description)
         while (trial := study.next_trial(trials, distributions, defaults.training.seed)) is not None:
@@ -110,12 +113,14 @@ def tune(
             try:
                 trial_options = _with_sampled(options, trial.params)
                 run = train_run(source, dev, trial_options, folder / _trial_name(trial), resume=True, **budget)
+                if (perplexity := (run.best_evaluation() or {}).get("perplexity")) is None:
+                    raise UserError("the development perplexity is not finite")
             except UserError as error:
                 trial.set_user_attr("error", str(error))
                 study.optuna.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
             else:
                 trial.set_user_attr(CONFIG, run.config.to_dict())
-                study.optuna.tell(trial, (run.best_evaluation() or {})["perplexity"], skip_if_finished=True)
+                study.optuna.tell(trial, perplexity, skip_if_finished=True)
             finally:
                 LOG.removeFilter(_is_warning)
             with study.locked():

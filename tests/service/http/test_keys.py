@@ -74,7 +74,7 @@ def test_file_contains_no_key(key_file: Path, key_by_scope: dict[str, str]) -> N
     assert [operation.scopes for operation in keys.read_keys(key_file)] == [(scope,) for scope in KEY_SCOPES]
 
 
-@pytest.mark.parametrize("name", ['a "b"', "Zoë \\ #", "a]b"])
+@pytest.mark.parametrize("name", ['a "b"', "Zoë \\ #", "a]b", "𠮷野 😀"])
 def test_names_are_restored_from_the_file(key_file: Path, name: str) -> None:
     keys.add_key(key_file, name, ["complete", "learn"], 2.5)
     keys.add_key(key_file, "another", ["users"])

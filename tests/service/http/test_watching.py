@@ -163,7 +163,7 @@ def test_watcher_thread_checks_by_itself(
 ) -> None:
     first, expiry_called = watched.site.service.model, threading.Event()
 
-    def expire() -> int:
+    def expire(seconds: float = 0.0) -> int:
         expiry_called.set()
         if error is not None:
             raise error

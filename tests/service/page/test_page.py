@@ -160,6 +160,12 @@ def test_all_data_is_deleted_after_confirmation(serve: Serve, open_page: OpenPag
     wait_for_notice(page, "All data of Ada was deleted.")
     page.locator("#summary", has_text="No texts yet.").wait_for()
     assert (texts(service), rows(page)) == (None, [])
+    accept_text(page, "cab")
+    press(page, "Delete all")
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="hidden")
+    page.wait_for_timeout(300)
+    assert texts(service) == ["cab"], "Escape after an earlier deletion"
 
 
 def test_texts_of_users_are_separate(serve: Serve, open_page: OpenPage, service: Service) -> None:

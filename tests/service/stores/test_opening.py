@@ -59,8 +59,9 @@ def test_other_files_are_refused_and_unchanged(tmp_path: Path) -> None:
 
 
 def test_newer_schema_is_refused(started: Server) -> None:
-    started.open().close()
-    _set_schema(started.url, 99)
+    with closing(started.open()) as older:
+        _set_schema(started.url, 99)  # by a newer server
+        older.check()
     try:
         with pytest.raises(UserError, match="expected schema version 1 or older, got 99; upgrade"):
             started.open()

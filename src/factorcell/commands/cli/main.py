@@ -142,7 +142,7 @@ def make_parser(command: str, words: Sequence[str] = ()) -> Parser:
     """Return the parser of a command; `words` select the kinds whose options a parser of trainings has."""
     parser = Parser(f"{PROG} {command}", COMMANDS[command][1], words)
     find_function(command, "add", "_arguments")(parser)
-    help_text = "print details, and all warnings instead of the one that can mislead most"
+    help_text = "print details, and all warnings instead of the most important one"
     parser.add("--verbose", action="store_true", help=help_text)
     return parser
 

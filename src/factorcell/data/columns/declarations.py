@@ -68,11 +68,10 @@ def new_variables(table: Table, config: DataConfig) -> list[Variable]:
             raise table.missing_column_error(column)
         is_repeated = columns.count(column) > 1
         name = f"{column}.{kind}" if kind in TIME_KINDS or (kind and is_repeated) else column
+        if is_repeated and column == config.user:
+            raise UserError(f"context column {column!r} is specified twice; --user already adds it")
         if name in names or (not kind and is_repeated):
-            is_user = column == config.user
-            remedy = "--user already adds it" if is_user else "set a different kind for each use"
-            if not kind and not is_user:
-                remedy += f", such as {column}:category"
+            remedy = "set a different kind for each use" + ("" if kind else f", such as {column}:category")
             raise UserError(f"context column {name!r} is specified twice; {remedy}")
         names.append(name)
     kinds = guess_kinds(table, [variable.name for variable in declared if not variable.kind])

@@ -60,7 +60,8 @@ def growing_caches(model: nn.Module) -> Iterator[None]:
 
     def replace_layers(_: nn.Module, arguments: Any, options: Mapping[str, Any]) -> None:
         cache = options.get("cache")
-        layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", [])
+        cache = getattr(cache, "self_attention_cache", cache)
+        layers = [] if getattr(cache, "offloading", False) else getattr(cache, "layers", [])
         for number, layer in enumerate(layers):
             if type(layer) is DynamicLayer and not layer.is_initialized:
                 layers[number] = GrowingLayer()

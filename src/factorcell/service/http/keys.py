@@ -72,7 +72,7 @@ def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | No
         raise UserError(f"key {name!r:.80}: {error}") from None
     # Strings, numbers and lists of strings have the same form in JSON and TOML.
     row = {field: value for field, value in msgspec.to_builtins(entry).items() if value is not None}
-    lines = [f"{field} = {json.dumps(value)}" for field, value in row.items()]
+    lines = [f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in row.items()]
     _write(path, "\n".join(["".join(parts).rstrip(), "", "[[key]]", *lines, ""]).lstrip())
     return key
 

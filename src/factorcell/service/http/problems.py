@@ -17,7 +17,7 @@ from starlette.responses import Response
 from factorcell.errors import UserError
 from factorcell.service.engine import UserExistsError
 from factorcell.service.messages import Problem
-from factorcell.service.record import LOG, DamagedRecordError, StoreError, log_unexpected_error
+from factorcell.service.record import DAMAGED, LOG, DamagedRecordError, StoreError, log_unexpected_error
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -85,7 +85,7 @@ def problem_from(error: Exception, folder: str = "") -> ProblemError:
         return ProblemError(kind, str(error).replace(folder, "the model") if folder else str(error))
     if isinstance(error, StoreError):
         if isinstance(error, DamagedRecordError):
-            LOG.error("the record of a user is damaged; `factorcell users export` names all users with damaged records")
+            LOG.error("%s; %s", *DAMAGED)
         return ProblemError("no-store", "user data cannot be read or written now; try again later", retry_after=1)
     log_unexpected_error(error)
     return ProblemError("failed", "unexpected error; it was logged")

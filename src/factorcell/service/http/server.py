@@ -24,9 +24,11 @@ import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from factorcell.data.counts import POPULARITY
 from factorcell.errors import UserError
 from factorcell.evaluation.diagnostics import describe_quality, report_use
 from factorcell.io import findings
+from factorcell.ngram.mixture import FILE as MIXTURE_FILE
 from factorcell.nn.devices import AUTO
 from factorcell.runs.run import Run
 from factorcell.service.engine import CACHE_SIZE, Service
@@ -92,8 +94,9 @@ class Watcher:
         if self.site.service.privacy.retention is not None and time.monotonic() >= self.last_expiry + EXPIRY_INTERVAL:
             self.last_expiry = time.monotonic()
             try:
-                if count := self.site.service.expire():
+                if count := self.site.service.expire(WATCH_INTERVAL):
                     LOG.info("texts beyond --retention were deleted: of %s users", f"{count:,}")
+                    self.last_expiry -= EXPIRY_INTERVAL  # more may remain: the next check continues
             except StoreError:
                 LOG.warning("expired texts could not be deleted: the store does not answer")
 
@@ -175,7 +178,7 @@ class ServerOptions:
 
     def open_application(self) -> tuple[ASGIApp, Site]:
         """Open and return the site, after its application, which soon reloads changed models, block lists and keys."""
-        files = [self.run / "completion.json", self.run / "weights.safetensors"]
+        files = [self.run / name for name in ("completion.json", "weights.safetensors", POPULARITY, MIXTURE_FILE)]
         if self.block_list is not None:
             files.append(self.block_list)
         # The stamp is computed before the run is opened: the watcher must notice a change during the opening.

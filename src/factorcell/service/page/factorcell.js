@@ -21,8 +21,7 @@
   const script = document.currentScript;
   const SCRIPT_URL = script?.src ? new URL(".", script.src).href : `${location.origin}/`;
   const REQUEST_TIMEOUT = 10_000; // milliseconds
-  const MAX_ATTEMPTS = 6; // attempts to send an accepted text
-  const FIRST_PAUSE = 0.5; // seconds before the second attempt; each further pause is twice as long
+  const FIRST_PAUSE = 0.5; // seconds before the second attempt to send an accepted text; each further one is doubled
   const MAX_PAUSE = 30; // seconds
   const MAX_KEEPALIVE = 10_000; // characters of the longest text sent with `keepalive`, whose bytes browsers limit
   const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
@@ -258,7 +257,7 @@
     return new Problem(answer.status, detail, retrySeconds);
   }
 
-  /** Sends accepted texts one at a time, and retries each a few times; idempotency keys make each text count once. */
+  /** Sends accepted texts one at a time until the service answers; idempotency keys make each text count once. */
   class AcceptQueue {
     #lastResponse = Promise.resolve(); // fulfilled when the text queued last has been sent or has failed
 
@@ -275,8 +274,8 @@
         try {
           return await client.accept(body);
         } catch (error) {
-          if (!error.isTemporary || attempt === MAX_ATTEMPTS) throw error;
-          await sleep(Math.min(MAX_PAUSE, error.retry ?? FIRST_PAUSE * 2 ** (attempt - 1)));
+          if (!error.isTemporary) throw error;
+          await sleep(Math.min(MAX_PAUSE, Math.max(error.retry ?? 0, FIRST_PAUSE * 2 ** (attempt - 1))));
         }
       }
     }
@@ -650,7 +649,7 @@
                                       this option, choosing a suggestion submits the form of the input
       onSuggestions(answer, prefix)   suggestions are shown
       onLearned(answer, text, user)   the service answered an accepted text; `answer.outcome` says whether it is saved
-      onError(problem, text)          a request failed; `text` is the accepted text if all attempts to send it failed
+      onError(problem, text)          a request failed; `text` is the accepted text if the service refused it
 
       Returns the box, with the methods `set(options)`, `refresh()`, `close()` and `detach()`. */
   function attach(input, options = {}) {

@@ -26,7 +26,10 @@ const savedTexts = (() => {
       $("export").onclick = () => this.#runAction(() => this.#export());
       $("import").onclick = () => $("import-file").click();
       $("import-file").onchange = () => this.#runAction(() => this.#import());
-      $("delete").onclick = () => $("confirm-delete").showModal();
+      $("delete").onclick = () => {
+        $("confirm-delete").returnValue = ""; // Escape keeps the value of the last time
+        $("confirm-delete").showModal();
+      };
       $("confirm-delete").onclose = () => {
         if ($("confirm-delete").returnValue === "delete") this.#runAction(() => this.#delete());
       };

@@ -102,7 +102,7 @@ class RedisStore:
         return [user.decode() for user in ids]
 
     def check(self) -> None:
-        self._call(self._client.set, SCHEMA_KEY, SCHEMA_VERSION)
+        self._call(self._client.incrby, SCHEMA_KEY, 0)  # writes, but keeps the version of a newer server
 
     def close(self) -> None:
         self._is_closed = True

@@ -48,7 +48,7 @@ class SQLiteStore(SQLStore):
             raise UserError(f"{path}: cannot be opened as a store of users ({reason})") from None
 
     def check(self) -> None:
-        self._change_row(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self._change_row(f"PRAGMA application_id = {APPLICATION_ID}")  # writes, and keeps the version of a newer server
 
     def close(self) -> None:
         with self._read_lock, self._write_lock:
