@@ -322,7 +322,7 @@ def pretrained_cases(scale: float, precision: str) -> Iterator[Case]:
     shape = SMOLLM2 if scale == 1 else {**SMOLLM2, "num_hidden_layers": 2, "vocab_size": 300}
     folder = tempfile.TemporaryDirectory()  # deleted when the last case is forgotten
     llama = transformers.LlamaConfig(**shape, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0)  # type: ignore[arg-type]
-    base = transformers.LlamaForCausalLM(llama).to(DEVICE, torch.bfloat16).requires_grad_(False)
+    base = transformers.LlamaForCausalLM(llama).to(DEVICE, getattr(torch, precision)).requires_grad_(False)
     base.save_pretrained(folder.name)
     for tokens in (1500, 24_000):
         batch_tokens = max(200, int(tokens * scale))

@@ -45,6 +45,7 @@ CASES: dict[str, list[str]] = {  # data set -> options of its training
     "placenames": ["--context", "lat:number", "--context", "lon:longitude", "--tokenizer", "char"],
     "commits": ["--user", "user", "--tokenizer", "char", "--lowercase"],
 }
+TIME, INSTRUCTIONS = "time.json", torch.backends.cpu.get_cpu_capability()  # AVX2 or AVX512
 STARTUP = "import sys; from factorcell.__main__ import main; sys.exit(main())"
 Row = dict[str, Any]
 
@@ -83,7 +84,7 @@ def train_limited(case: Case, folder: Path, data: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     options = [*CASES[case.data], "--minutes", str(case.minutes), "--seed", str(case.seed)]
     seconds = train(folder / "limited", data / case.data, options)
-    (folder / "time.json").write_text(json.dumps({"seconds": seconds}))
+    (folder / TIME).write_text(json.dumps({"seconds": seconds, "instructions": INSTRUCTIONS}))
 
 
 def train_together(folders: Mapping[Case, Path], data: Path, count: int) -> None:
@@ -101,6 +102,11 @@ def train_together(folders: Mapping[Case, Path], data: Path, count: int) -> None
             start_loop()
 
 
+def read_time(folder: Path) -> Row:
+    """Return the seconds of a training and the instructions of its processor; nothing before it."""
+    return json.loads((folder / TIME).read_text()) if (folder / TIME).exists() else {}
+
+
 def measure(folder: Path) -> Row:
     """Return the figures of a training with a time limit."""
     log = Run.open(folder / "limited").log()
@@ -108,8 +114,7 @@ def measure(folder: Path) -> Row:
     losses = [row for row in log if row["split"] == "train"]
     tokens = np.diff([0, *(row["tokens"] for row in losses)])
     return {
-        **json.loads((folder / "time.json").read_text()),
-        "instructions": torch.backends.cpu.get_cpu_capability(),  # AVX2 or AVX512
+        **read_time(folder),
         "step_seconds": float((tokens / [row["tokens_per_second"] for row in losses]).sum()),
         "steps": log[-1]["step"],
         "stopped_early": evaluations[-1]["step"] < evaluations[-1]["steps"],
@@ -160,13 +165,12 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
     complete = [row for row in rows if arguments.timed_only or "repeated" in row]
-    instructions = torch.backends.cpu.get_cpu_capability()
-    finished = {case_of(row) for row in complete if row["instructions"] == instructions}
+    finished = {case_of(row) for row in complete if row["instructions"] == INSTRUCTIONS}
     cases = [Case(*case) for case in product(arguments.minutes, arguments.others, arguments.seeds, arguments.sets)]
     folders = {case: arguments.runs / "_".join(map(str, case)) for case in cases}
     for minutes, others in product(arguments.minutes, arguments.others):
         kind = [case for case in cases if case[:2] == (minutes, others) and case not in finished]
-        untimed = [case for case in kind if not (folders[case] / "time.json").exists()]
+        untimed = [case for case in kind if read_time(folders[case]).get("instructions") != INSTRUCTIONS]
         for group in (untimed[part] for part in blocks(len(untimed), 1 + others) if untimed):
             train_together({case: folders[case] for case in group}, arguments.data, 1 + others)
     for case in cases:

@@ -1,7 +1,7 @@
 """Measure how much a run memorizes: plant random texts (canaries) in a training table, and rank them in the run.
 
     python experiments/memorization.py plant TRAIN --text COLUMN --out FOLDER
-    python experiments/memorization.py audit RUN FOLDER/canaries.parquet TEST
+    python experiments/memorization.py audit RUN FOLDER/canaries.parquet TRAIN TEST
 
 `plant` writes FOLDER/train.parquet, the training table followed by the canaries, and FOLDER/canaries.parquet. Train RUN
 on the former. A canary has the whole context (including the user) of one row, and is planted 1 to 10 times.

@@ -135,6 +135,8 @@ def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     assert [line.split() for line in lines[3 : 3 + len(every)]] == [[token, f"{nats:+.2f}"] for token, nats in every]
     lines = text_of(capsys, folder, "--between", "stars=5", "stars=1;city=<city 3>").splitlines()
     assert lines[1] == "stars=5 against stars=1; city=<city 3>"
+    assert len(shown("--between", "stars=5", "stars=1", "--words", "--count", "1")) > 1, "also words of frequent values"
+    assert "--context requires --words or --between" in error_of(capsys, folder / "run", "--context", "stars=5")
     assert "the context changes no token" in text_of(capsys, folder, "--between", "stars=5", "stars=5")
     assert "city=<city 3> against the expected context" in text_of(capsys, folder, "--near", "<city 3>", "--words")
 

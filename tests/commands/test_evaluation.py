@@ -134,6 +134,31 @@ def test_a_baseline_with_other_tokens_is_reported_before_missing_columns(
     assert "--unknown" not in error
 
 
+def test_figures_that_cannot_be_compared_are_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    letters = make_letters()
+    run = Run.create(folder / "letters", letters.config, letters.tokenizer, letters.schema)
+    run.save_weights({})
+    command = ["evaluate", str(folder / "plain"), str(folder / "test.jsonl"), "--baseline", str(run.folder)]
+    assert main(command) == 2
+    assert "neither perplexities nor bits per byte can be compared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--points", "points.jsonl", "--values", "Oslo"], "--samples and --values require --target COLUMN"),
+        (["--target", "city", "--within", "3"], "--within requires --points TABLE, got --target"),
+        (["--target", "city", "--out", "test.jsonl"], "test.jsonl: exists already; choose another file"),
+    ],
+)
+def test_classify_ignores_no_option_and_overwrites_nothing(
+    more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(folder / word) if word.endswith(".jsonl") else word for word in more]
+    assert main(["classify", str(folder / "cell"), str(folder / "test.jsonl"), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def _data(run: Run) -> dict[str, object]:
     return dict(run.config.to_dict()["data"])
 

@@ -1,5 +1,6 @@
 """The command `explain`: input files, and output as text, JSON and page."""
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -172,6 +173,14 @@ def test_errors_are_one_line(
 
 def test_a_table_is_read_from_its_text_column(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(folder, str(folder / "table.jsonl"), "--json")) == 0
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts == ["the sea sun", "the sea cold"]
+
+
+def test_a_compressed_table_is_a_table(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "table.jsonl.gz"
+    path.write_bytes(gzip.compress((folder / "table.jsonl").read_bytes()))
+    assert main(command(folder, str(path), "--json")) == 0
     texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert texts == ["the sea sun", "the sea cold"]
 

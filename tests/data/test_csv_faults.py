@@ -140,6 +140,7 @@ def test_rows_equal_those_of_the_csv_module(
         ("text,city\na\rb,c\nd,e\n", ["a b", "d"]),
         ("text,city\r\na\rb,c\r\n", ["a b"]),
         ("text,city\ra,b\rc,d\r", ["a", "c"]),
+        ("text,city\r\r\na,b\r\r\n", ["a"]),
     ],
 )
 def test_a_lone_carriage_return_ends_lines_only_where_all_lines_end_so(
@@ -147,6 +148,12 @@ def test_a_lone_carriage_return_ends_lines_only_where_all_lines_end_so(
 ) -> None:
     (tmp_path / "t.csv").write_bytes(content.encode())
     assert [row[0] for row in read_rows(tmp_path / "t.csv", ["text", "city"]) or ()] == texts
+
+
+def test_doubled_carriage_returns_add_no_rows(tmp_path: Path) -> None:
+    """Python writes them on Windows into a file that was opened without newline=""."""
+    (tmp_path / "t.csv").write_bytes(b"text\r\r\na\r\r\n\r\r\nb\r\r\n")
+    assert read_rows(tmp_path / "t.csv", ["text"]) == [["a"], [""], ["b"]]
 
 
 def read_rows(path: Path, names: list[str]) -> list[list[str]] | None:

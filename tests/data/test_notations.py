@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,7 @@ NUMBERS: list[tuple[str, float | None, float | None, float | None]] = [  # a tex
     ("5%", None, 5, 5),
     ("\u22125.5", -5.5, -5.5, None),
     ("1e5", 1e5, 1e5, 1e5),
+    ("1,23E+05", None, None, 1.23e5),
     (",5", None, None, 0.5),
     ("٣٫٥", None, None, None),
     *(
@@ -209,6 +211,13 @@ def test_values_that_suggest_another_kind_are_reported(values: list[Any], kind: 
     assert guessed == kind
     assert text in doubt
     assert bool(doubt) == bool(text)
+
+
+def test_values_that_no_notation_reads_are_reported() -> None:
+    _, doubt = guess_kind("x", [*map(str, range(5, 23)), "12.50", "12,50"])
+    assert "x:number ('12.50' is 12.5) or x:number=comma ('12.50' is not read) and correct" in doubt
+    _, doubt = guess_kind("x", [*(f"{number},5" for number in range(40)), pd.NA, "n/a"])
+    assert "set x:number=comma and correct other values, such as 'n/a' in row 42" in doubt
 
 
 def table_of(values: list[Any], name: str = "x") -> list[dict[str, Any]]:

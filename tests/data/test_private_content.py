@@ -1,5 +1,6 @@
 """Which texts seem to contain private content, and how often secrets are missed and ordinary texts withheld."""
 
+import re
 import unicodedata
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,8 @@ MAX_MISSED = {"password": 0.12, "PIN or code": 0.08, "token or key": 0.01}
 SECRETS = {
     "a password": [
         "my password is hunter2",
+        "my password is: hunter2",
+        "le mot de passe est : soleil",
         "My password is sunshine",
         "password: correct horse battery staple",
         "the password for the router is velvet",
@@ -35,6 +38,7 @@ SECRETS = {
         "passordet mitt er solsikke",
         "my pin is 4821",
         "PIN 4821",
+        "the PIN is: 4821",
         "your code is 483920",
         "die PIN ist 0815",
         "le code secret est 4821",
@@ -63,6 +67,12 @@ SECRETS = {
         "(415) 555-0132",
         "my phone number is 12345678",
         "0047 912 34 567",
+        "0176 12345678 / 0151 87654321",
+        "07911 123456 / 07700 900123",
+        "079 123 45 67 / 078 765 43 21",
+        "0176 12345678 12:30",
+        "+47 912 34 567 01.02.2024",
+        "(030) 12345",
     ],
 }
 # Texts that resemble announced secrets, keys or numbers.
@@ -249,7 +259,8 @@ def test_numbers_of_north_america_have_the_same_single_separators(separator: str
 )
 def test_phone_numbers_touch_letters_of_scripts_without_spaces(number: str, before: str, after: str) -> None:
     assert find_private_content(f"{before}{number}{after}") == "a phone number"
-    assert find_private_content(f"{number}ж") is None
+    contiguous = re.sub("[ -]", "", number) if number.startswith(("+", "00")) else number
+    assert find_private_content(f"{contiguous}ж") is None
     if number[0].isdigit():
         assert find_private_content(f"ж{number}") is None
 

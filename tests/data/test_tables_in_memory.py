@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from factorcell.data.columns.values import is_missing, to_time
-from factorcell.data.tables.tables import open_table
+from factorcell.data.tables.tables import open_table, to_value_list
 from factorcell.errors import UserError
 
 
@@ -89,3 +89,22 @@ def test_stored_pandas_periods_are_an_error(tmp_path: Path) -> None:
         UserError, match="column month contains pandas periods or intervals, which cannot be read; convert"
     ):
         list(open_table(path).chunks(["month"]))
+
+
+def test_a_long_text_is_not_a_path() -> None:
+    for text in ("a review " * 200, "a" * 300):
+        with pytest.raises(UserError, match="unknown kind of file"):
+            open_table(text)
+
+
+def test_a_missing_column_is_named_among_names_that_are_no_texts() -> None:
+    with pytest.raises(UserError, match="no column 'text'; it has 0, 1"):
+        list(open_table([{0: "a", 1: "b"}]).chunks(["text"]))
+
+
+def test_many_unused_categories_are_not_converted() -> None:
+    values = pd.Series(["a", "b"], dtype=pd.CategoricalDtype(["a", "b", *map(str, range(100_000))]))
+    assert to_value_list(values) == ["a", "b"]
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([1, 0, None]), pa.array(["a", "b", "c", "d"]))
+    (chunk,) = open_table(pa.table({"x": dictionary})).chunks(["x"])
+    assert chunk["x"] == ["b", "a", None]

@@ -85,6 +85,10 @@ def test_missing_values_gain_nothing() -> None:
     assert half["gain"] == pytest.approx(whole["gain"] / 2, rel=0.35)
 
 
+def test_the_time_of_a_recipe_for_completion_is_not_read() -> None:
+    assert advise(table(100), config_of("dialect").with_options(time="when")).columns
+
+
 def test_too_few_texts_that_are_not_empty_are_an_error() -> None:
     rows = [*table(14), *({**row, "text": ""} for row in table(20))]
     with expected_finding("empty texts"), pytest.raises(UserError, match="at least 15 rows with a text, got 14"):

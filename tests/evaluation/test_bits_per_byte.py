@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from factorcell.data.tokenizers.tokenizer import UNKNOWN
+from factorcell.errors import UserError
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.perplexity import evaluate
@@ -63,9 +64,9 @@ def test_bytes_are_counted_after_unicode_normalization() -> None:
 
 def test_words_have_no_bits_per_byte(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    assert not any(
-        name.startswith("bits") for name in evaluate(run, rows_of(TEXTS), baseline=make_letters(LETTERS)).row
-    )
+    assert not any(name.startswith("bits") for name in evaluate(run, rows_of(TEXTS)).row)
+    with pytest.raises(UserError, match="neither perplexities nor bits per byte can be compared"):
+        evaluate(run, rows_of(TEXTS), baseline=make_letters(LETTERS))
 
 
 @pytest.mark.parametrize("texts", [[""] * 12, ["abcabcabcabcabc"] * 12, ["", "abcabcabcabcabc"]])

@@ -52,6 +52,17 @@ def test_a_model_is_best_only_if_all_differences_are_significant() -> None:
     assert "±" not in table
 
 
+def test_the_interval_of_an_accuracy_is_that_of_all_trainings() -> None:
+    trainings = [model("cell", 3.8, accuracy=accuracy) for accuracy in (0.4, 0.8)]
+    rows = [{**part.rows[0], "accuracy_low": 0.35, "accuracy_high": 0.45} for part in trainings]
+    (row,) = compare_models([ComparedModel("cell", rows, [part.texts[0] for part in trainings])])
+    assert row["accuracy"] == pytest.approx(0.6)
+    assert row["accuracy_low"] < 0.4
+    assert row["accuracy_high"] > 0.8
+    (row,) = compare_models([ComparedModel("cell", rows, [{}, {}])])
+    assert "accuracy_low" not in row
+
+
 def test_no_difference_is_significant_if_trainings_differ_more_than_models() -> None:
     single = compare_models([model("plain", 4.0), model("cell", 3.8)])
     assert single[1]["ahead"] == ["perplexity"]

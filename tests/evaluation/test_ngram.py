@@ -15,11 +15,13 @@ from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.preparation import prepare
 from factorcell.data.tokenizers.tokenizer import END, START, Tokenizer
 from factorcell.errors import UserError
+from factorcell.evaluation.linear_classifier import read_train_and_test
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files
 from factorcell.ngram import ngram
 from factorcell.ngram.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
 from tests import synthetic
+from tests.pretrained_models import write_pretrained
 from tests.small_runs import ROWS, make_run
 
 Gram = tuple[int, ...]
@@ -190,6 +192,17 @@ def test_an_ngram_model_shares_targets_with_a_run(tmp_path: Path) -> None:
     assert evaluate(run, ROWS, baseline=model).row["perplexity_baseline"] == pytest.approx(
         evaluate(model, corpus).perplexity
     )
+
+
+def test_a_recipe_with_a_pretrained_base_counts_its_tokens(tmp_path: Path) -> None:
+    base = write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
+    config = Config.of(base=str(base), tokenizer="pretrained", context=("city",))
+    model = NGram.fit(ROWS, config, tmp_path / "model", order=2)
+    opened = NGram.open(tmp_path / "model")
+    assert opened.tokenizer.tokens == model.tokenizer.tokens
+    np.testing.assert_allclose(opened.nats(opened.prepare(ROWS)), model.nats(model.prepare(ROWS)))
+    train, _ = read_train_and_test(ROWS * 3, ROWS * 3, "city", config)
+    assert train.tokenizer.tokens == model.tokenizer.tokens
 
 
 def test_invalid_ngram_models_are_errors(tmp_path: Path, rows: list[dict[str, str]]) -> None:

@@ -106,6 +106,17 @@ def test_untrained_model_equals_its_base(base: Path, tmp_path: Path) -> None:
             torch.testing.assert_close(run.model(batch)[0], expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_training_has_no_other_dropout_than_that_of_the_options(tmp_path: Path) -> None:
+    """The configs of GPT-2 and OPT have dropout rates of 0.1."""
+    base_model("gpt2").save_pretrained(tmp_path / "base")
+    new = Config.of(architecture="gpt2", hidden_size=16, layers=2, tokenizer="char", context=("city",), min_count=1)
+    for name, config in (("new", new.with_options(min_context_count=1)), ("based", make_config(tmp_path / "base"))):
+        run, corpus = make_run(tmp_path / name, config)
+        batch = corpus.batch(np.arange(5))
+        expected = run.model(batch)
+        assert torch.equal(run.model.train()(batch), expected), name
+
+
 def test_vectors_of_an_untrained_model_equal_those_of_its_base_bit_for_bit(base: Path, tmp_path: Path) -> None:
     run, corpus = make_run(tmp_path / "run", make_config(base))
     original = transformers.AutoModelForCausalLM.from_pretrained(base).eval()

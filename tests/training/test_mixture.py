@@ -136,6 +136,12 @@ def expected_nats(runs: list[Run], row: dict[str, Any], weights: Array) -> Array
 def test_nats_are_those_of_the_mixed_probabilities(runs: list[Run], tmp_path: Path) -> None:
     mixed, rows = mix(folders(runs), small_runs.ROWS, tmp_path / "mix", by="city")
     assert [row["value"] for row in rows] == ["all texts", *mixed.values]
+    mean = np.average([row["weights"] for row in rows[1:]], axis=0, weights=[row["targets"] for row in rows[1:]])
+    assert np.allclose(rows[0]["weights"], mean)
+    with_rare = [*small_runs.ROWS, {**small_runs.ROWS[0], "city": "Bergen"}]
+    again, rows_with_rare = mix(folders(runs), with_rare, tmp_path / "rare", by="city")
+    assert [row["value"] for row in rows_with_rare] == ["all texts", "rare or missing", *again.values]
+    assert np.allclose(rows_with_rare[1]["weights"], again.weights[0])
     assert set(mixed.values) == {"Oslo", "Nice"}
     corpus = mixed.prepare(small_runs.ROWS)
     expected: list[float] = []
@@ -177,7 +183,8 @@ def test_rows_have_the_perplexities_of_the_mixture_and_its_models(runs: list[Run
     assert row["perplexity"] <= min(row["alone"]) + 1e-6
     assert rows[0]["perplexity"] < row["perplexity"], "each value has separate weights"
     assert np.allclose(plain.weights[0], mixed.weights[0], atol=1e-3)
-    assert rows[0]["weights"] == mixed.weights[0].tolist()
+    mean = np.average([row["weights"] for row in rows[1:]], axis=0, weights=[row["targets"] for row in rows[1:]])
+    assert rows[0]["weights"] == pytest.approx(mean)
 
 
 def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:

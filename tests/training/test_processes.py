@@ -239,7 +239,7 @@ def test_the_end_of_a_process_ends_the_others_and_another_number_resumes(
     assert time.monotonic() - start < 30
     # One process reports the end, and a third one ends without a message.
     assert sorted(codes) == sorted([-signal.SIGKILL, 1, *([processes.FAILED_EXIT_CODE] if count == 3 else [])])
-    report = f"UserError: torchrun: another process of {count} ended; resume=True continues the training\n"
+    report = f"ProcessEndedError: torchrun: another process of {count} ended; resume=True continues the training\n"
     assert capfd.readouterr().err.count(report) == 1
     assert files.load_tensors(tmp_path / "stopped" / "checkpoint.safetensors")[1]["step"] == 6
     assert train_in(tmp_path / "stopped", rank, options, resume=True) == [0] * rank
@@ -254,6 +254,15 @@ def test_a_divided_base_with_users_is_refused(tmp_path: Path, monkeypatch: pytes
         sharding.divide_large_base(run, torch.device("cpu"))
 
 
+def test_a_divided_base_with_prompts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_pretrained(tmp_path / "base", [row["text"] for row in ROWS])
+    monkeypatch.setattr("factorcell.config.MIN_PROMPT_TOKENS", 5)
+    run, *_ = create(tmp_path / "run", {**BASE, "base": str(base), "context": ["text:prompt"], "max_tokens": 10})
+    monkeypatch.setattr(sharding, "must_divide", lambda *_: True)
+    with pytest.raises(UserError, match="columns of kind prompt: expected a base that fits on a GPU"):
+        sharding.divide_large_base(run, torch.device("cpu"))
+
+
 def test_the_end_of_a_process_with_a_part_of_the_base_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,7 +271,7 @@ def test_the_end_of_a_process_with_a_part_of_the_base_is_reported(
     end_process(monkeypatch, 1, 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
     codes = train_in(tmp_path / "run", 2, {**BASE, "base": str(base), "steps": 5})
     assert codes == [1, -signal.SIGKILL]
-    assert "UserError: torchrun: another process of 2 ended" in capfd.readouterr().err
+    assert "ProcessEndedError: torchrun: another process of 2 ended" in capfd.readouterr().err
 
 
 def test_an_error_of_a_process_is_the_only_report(

@@ -14,6 +14,7 @@ import pytest
 from factorcell.config import Config
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.io.torchrun import ProcessEndedError
 from factorcell.runs.run import Run
 from factorcell.training import fit as fitting
 from factorcell.training import trainer as trainer_module
@@ -137,6 +138,18 @@ def test_a_trial_with_an_infinite_perplexity_fails(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Run, "best_evaluation", lambda run: {**(original(run) or {}), "perplexity": None})
     (row,) = search(tmp_path / "s", 1)
     assert (row["state"], row["error"]) == ("fail", "the development perplexity is not finite")
+
+
+def test_a_trial_whose_processes_end_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*arguments: Any, **options: Any) -> None:
+        raise ProcessEndedError("torchrun: another process of 2 ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "train_run", end)
+        with pytest.raises(ProcessEndedError):
+            search(tmp_path / "s", 1)
+    (row,) = search(tmp_path / "s", 1)
+    assert (row["trial"], row["state"]) == ("trial-0000", "complete")
 
 
 def test_a_searched_seed_needs_a_development_table(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """A device gives the suggestions and learns the vector of Python: compiled code, WebAssembly in Node and browsers."""
 
 import itertools
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,16 @@ def test_compiled_completer_equals_python(rule: LearningRule, variant: str, tmp_
     session, folder = Session.make(), export(tmp_path / "device", run)
     answers = native_answers(run, folder, session, library.VARIANTS.index(variant))
     assert_same(answers, python_answers(run, session))
+
+
+@compiled
+def test_a_user_of_another_rule_is_learned_again(tmp_path: Path) -> None:
+    """The files name what has learned a user: the weights, the fixed context and the rule."""
+    names = set()
+    for number, rule in enumerate((RULES["adagrad"], RULES["adadelta"], replace(RULES["adagrad"], rate=0.01))):
+        run = Run.open(save_run(tmp_path / f"run {number}", rule), precision="float32")
+        names.add(json.loads((export(tmp_path / f"device {number}", run) / "model.json").read_text())["run"])
+    assert len(names) == 3
 
 
 @pytest.fixture

@@ -89,6 +89,7 @@ export class DeviceCompleter {
 
   /** Return at most `count` texts that continue `text`; the model searches for at most `deadline` milliseconds. */
   async complete(text: string, { count = 10, deadline = SEARCH_MILLISECONDS } = {}): Promise<Suggestion[]> {
+    if (!Number.isInteger(count) || count < 1) throw new Error(`count: expected a number of at least 1, got ${count}`);
     const prefix = this.normalize(this.folds.samePrefix(checkText(text)));
     await this.refresh();
     const tokens = Array.from(prefix);
@@ -111,8 +112,9 @@ export class DeviceCompleter {
       await this.expire();
       const time = Math.floor(Date.now() / 1000);
       this.native.learn(this.textIds(accepted));
-      const texts = [...this.record.texts, { text: accepted, time }].slice(-(this.options.maxTexts ?? MAX_TEXTS));
-      await this.save({ ...this.record, texts });
+      const all = [...this.record.texts, { text: accepted, time }];
+      const texts = this.newest(all);
+      await this.save({ ...this.record, texts, hasDropped: this.record.hasDropped || texts.length < all.length });
       return { outcome: "learned" };
     });
   }
@@ -120,7 +122,7 @@ export class DeviceCompleter {
   /** Delete all texts that look like `text`, and learn the remaining ones again; return the number of deleted texts. */
   async forget(text: string): Promise<number> {
     const form = this.lookAlike(checkText(text));
-    return this.change(() => this.retain((stored) => this.lookAlike(stored.text) !== form));
+    return this.change(() => this.retain((stored) => this.lookAlike(stored.text) !== form, this.record.hasDropped));
   }
 
   /** Delete the newest text, and learn the other ones again; return the number of deleted texts. */
@@ -148,12 +150,12 @@ export class DeviceCompleter {
     if (exported.format !== EXPORT_FORMAT || !Array.isArray(exported.texts)) {
       throw new Error(`import: expected a user of format ${EXPORT_FORMAT}, got format ${exported.format}`);
     }
-    const texts = exported.texts
+    const all = exported.texts
       .map(({ text, time }) => ({ text: this.folds.sameText(checkText(text)), time: checkTime(time) }))
-      .filter(({ text }) => text !== "" && this.privateContent.find(text) === null)
-      .slice(-(this.options.maxTexts ?? MAX_TEXTS));
+      .filter(({ text }) => text !== "" && this.privateContent.find(text) === null);
     await this.change(async () => {
-      this.record = { ...this.record, paused: Boolean(exported.paused), texts };
+      const texts = this.newest(all);
+      this.record = { ...this.record, paused: Boolean(exported.paused), texts, hasDropped: false };
       this.learnAgain();
       await this.save(this.record);
       await this.expire();
@@ -195,7 +197,8 @@ export class DeviceCompleter {
   private restore(stored: UserRecord): void {
     this.record = stored;
     const { run, vector, state } = stored;
-    if (run === this.model.run && vector.length === this.newUser.length) {
+    const isKnown = run === this.model.run && vector.length === this.newUser.length;
+    if (isKnown && state.length === this.native.state.length) {
       this.setUser(Float32Array.from(vector), Float32Array.from(state));
     } else {
       this.learnAgain();
@@ -231,12 +234,18 @@ export class DeviceCompleter {
     return stored.time >= Math.floor(Date.now() / 1000) - (this.options.retention ?? Infinity);
   }
 
-  /** Delete the other texts, and learn again from the retained ones; return the number of deleted texts. */
-  private async retain(isRetained: (stored: StoredText) => boolean): Promise<number> {
+  /** Return as many of the newest texts as are stored. */
+  private newest(texts: StoredText[]): StoredText[] {
+    return texts.slice(-Math.max(1, this.options.maxTexts ?? MAX_TEXTS));
+  }
+
+  /** Delete the other texts, and learn again from the retained ones if any was deleted, or if `learnsAgain` is set;
+      return the number of deleted texts. */
+  private async retain(isRetained: (stored: StoredText) => boolean, learnsAgain = false): Promise<number> {
     const texts = this.record.texts.filter(isRetained);
     const removed = this.record.texts.length - texts.length;
-    if (removed === 0) return 0;
-    this.record = { ...this.record, texts };
+    if (removed === 0 && !learnsAgain) return 0;
+    this.record = { ...this.record, texts, hasDropped: false };
     this.learnAgain();
     await this.save(this.record);
     return removed;

@@ -17,11 +17,14 @@ export type { Suggestion } from "./native.js";
 export { BrowserStorage, MemoryStorage } from "./storage.js";
 export type { StoredText, UserRecord, UserStorage } from "./storage.js";
 
+const CLOSED = "the completer was closed";
+
 /** A completer in a worker, with the methods of `DeviceCompleter`. */
 export class WorkerCompleter {
   private readonly waiting = new Map<number, { resolve: (value: never) => void; reject: (error: Error) => void }>();
   private count = 0;
   private hasAskedToPersist = false;
+  private isClosed = false;
 
   constructor(private readonly worker: Worker) {
     worker.addEventListener("message", ({ data }: MessageEvent<Answer>) => {
@@ -86,9 +89,12 @@ export class WorkerCompleter {
     return this.call("vector");
   }
 
-  /** End the worker. */
+  /** End the worker; calls that wait for it, and later ones, are errors. */
   close(): void {
+    this.isClosed = true;
     this.worker.terminate();
+    for (const { reject } of this.waiting.values()) reject(new Error(CLOSED));
+    this.waiting.clear();
   }
 
   async open(url: string, options: Options): Promise<this> {
@@ -97,6 +103,7 @@ export class WorkerCompleter {
   }
 
   private call<T>(method: Call["method"], ...values: unknown[]): Promise<T> {
+    if (this.isClosed) return Promise.reject(new Error(CLOSED));
     const id = ++this.count;
     return new Promise<T>((resolve, reject) => {
       this.waiting.set(id, { resolve: resolve as (value: never) => void, reject });

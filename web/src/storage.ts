@@ -13,6 +13,8 @@ export interface UserRecord {
   version: number;
   texts: StoredText[];
   paused: boolean;
+  /** Whether the model has learned texts that were then dropped, because there were too many. */
+  hasDropped?: boolean;
   /** The run whose model has learned the texts. */
   run: string;
   vector: number[];

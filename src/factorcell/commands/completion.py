@@ -96,7 +96,8 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     user_column = online.user_variable(run).source_column
     start, seconds = time.monotonic(), 60 * arguments.minutes
     max_texts = max(tuning.MIN_TEXTS, round(arguments.minutes * tuning.TEXTS_PER_MINUTE))
-    user_streams = tuning.first_texts(_read_streams(run, arguments.dev, user_column, arguments), max_texts)
+    streams = _read_streams(run, arguments.dev, user_column, arguments)
+    user_streams = tuning.first_texts(streams, max_texts)
     rule, rule_rows = tuning.fit_rule(
         run,
         user_streams,
@@ -119,9 +120,10 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     for row in shown_rows[1:]:
         row["change"] = f"{row['change']:+.1%}"
     terminal.show_table(shown_rows, ("optimizer", "rate", "perplexity", "change"))
-    texts = sum(len(stream.rows) for stream in user_streams)
+    texts, total = (sum(len(stream.rows) for stream in part) for part in (user_streams, streams))
+    shown = f"all {total:,} texts" if texts == total else f"{texts:,} of {total:,} texts"
     terminal.show(f"{run.folder}: learning rule set to {rule} ({online.SETTINGS})")
-    terminal.show(f"perplexities of all {texts:,} texts of {len(user_streams):,} users; they also chose the rate")
+    terminal.show(f"perplexities of {shown} of {len(user_streams):,} users; they also chose the rate")
     for row in blend_rows:
         _show_blend(row)
     return terminal.notify(

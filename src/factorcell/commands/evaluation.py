@@ -98,13 +98,18 @@ def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") 
         for label, figures in [("all texts", {**row, "count": row["texts"]}), *value_rows]
     ]
     terminal.show_table(shown_rows, list(shown_rows[0]))
-    for column, rows in result.by.items():
-        if len(rows) > MAX_SHOWN:
-            terminal.show(f"{column}: {MAX_SHOWN} of {len(rows):,} values; --json prints all")
+    _show_omitted(result.by)
     if row["unknown_targets"]:
         terminal.show(f"out of vocabulary: {row['unknown_share']:.1%} of {row['targets']:,} {row['unit']}s")
     if row.get("bits_per_byte_texts", row["texts"]) < row["texts"]:
         terminal.show(f"bits per byte: over the {row['bits_per_byte_texts']:,} texts that were not cut")
+
+
+def _show_omitted(rows_by_column: Mapping[str, Sequence[Row]]) -> None:
+    """Print how many values of each column are not shown."""
+    for column, rows in rows_by_column.items():
+        if len(rows) > MAX_SHOWN:
+            terminal.show(f"{column}: {MAX_SHOWN} of {len(rows):,} values; --json prints all")
 
 
 def _save_result(run: "Scorer", row: Row, text_figures: "Figures") -> None:
@@ -143,9 +148,14 @@ def run_classify(arguments: argparse.Namespace) -> None:
 
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("specify either --target COLUMN or --points TABLE")
-    for_target = (arguments.calibrate, arguments.combine, arguments.samples, arguments.priors != "conditional")
-    if arguments.points and any(for_target):
-        raise UserError("--calibrate, --combine, --priors and --samples require --target COLUMN, got --points")
+    for_target = (arguments.calibrate, arguments.combine, arguments.samples, arguments.values)
+    if arguments.points and (any(for_target) or arguments.priors != "conditional"):
+        options_of_target = "--calibrate, --combine, --priors, --samples and --values"
+        raise UserError(f"{options_of_target} require --target COLUMN, got --points")
+    if arguments.target and math.isfinite(arguments.within):
+        raise UserError("--within requires --points TABLE, got --target")
+    if arguments.out is not None and arguments.out.exists():
+        raise UserError(f"{arguments.out}: exists already; choose another file")
     run = options.open_run(arguments)
     check_adapted(run)
     if arguments.points:
@@ -401,9 +411,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     weights = _fit_or_read_weights(arguments, model, lists)
     scored_lists = _score_lists(arguments, model, lists)
     rows = rescore.rescore(scored_lists, weights)
-    summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
     if arguments.out is not None:
         files.write_rows(arguments.out, rows)
+    summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
     if summary and (summary[0]["gain_high"] or 0) < 0:  # of all utterances
         text = "rescoring makes more errors than the first pass; fit the weights on lists with references (--tune)"
         report(Finding("more errors", text))
@@ -412,7 +422,9 @@ def run_rescore(arguments: argparse.Namespace) -> None:
         return
     terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.items()))
     if summary:
-        _show_rates(summary[: 1 + MAX_SHOWN])  # the first row is about all utterances
+        groups = {column: [row for row in summary if row["by"] == column] for column in ("all", *arguments.by)}
+        _show_rates([row for rows_of_column in groups.values() for row in rows_of_column[:MAX_SHOWN]])
+        _show_omitted(groups)
     else:
         shown_rows = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
         terminal.show_table(shown_rows, ("utterance", "place", "text"))

@@ -103,14 +103,14 @@ def _read_texts(arguments: argparse.Namespace, run: "Run", specified: Collection
 
     A table has the values of the context columns of the run that are not `specified` on the command line.
     """
-    from factorcell.data.tables.tables import FORMATS
+    from factorcell.data.tables.tables import is_table_path
     from factorcell.evaluation.explaining.token_evidence import read_texts
 
     if (arguments.file is None) == (not arguments.text):
         raise UserError("specify either FILE (one text per line, or a table) or --text")
     if arguments.text:
         texts = list(dict.fromkeys(arguments.text))
-    elif Path(arguments.file).suffix.lower() in FORMATS:
+    elif is_table_path(Path(arguments.file)):
         columns = [name for name in run.schema.columns() if name not in specified]
         return read_texts(arguments.file, run.config.data.text, columns)
     else:
@@ -214,11 +214,13 @@ def run_contexts(arguments: argparse.Namespace) -> None:
         raise UserError("--by COLUMN requires --map TABLE, and --map TABLE requires --by COLUMN")
     if arguments.map and not (arguments.page or arguments.json):
         raise UserError("--map TABLE requires --page HTML, which gets the map, or --json")
+    if arguments.context and not (arguments.words or arguments.between):
+        raise UserError("--context requires --words or --between")
     run = options.open_run(arguments)
     context = options.parse_context(run, arguments.context)
     pairs: list[ContextPair] = [(context, {})] if arguments.words and context else []
     # If there is no other request, the command shows the neighbours of the most frequent values.
-    has_other_request = bool(arguments.between or arguments.map or pairs)
+    has_other_request = bool(pairs or (not arguments.words and (arguments.between or arguments.map)))
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": []}
     if arguments.near or arguments.map or not has_other_request:
         known = Embeddings.from_run(run, arguments.variable, arguments.near)

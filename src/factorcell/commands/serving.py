@@ -127,6 +127,9 @@ def run_export(arguments: argparse.Namespace) -> None:
     from factorcell.runs.exporting import export
     from factorcell.runs.run import Run
 
+    if (arguments.block if arguments.to != WEB else arguments.approximate) is not None:
+        option, formats = ("--block", "web") if arguments.to != WEB else ("--approximate", "merged")
+        raise UserError(f"{option} requires --to {formats}, got {arguments.to}")
     run = Run.open(arguments.run, mixture=False)
     context = options.parse_context(run, arguments.context)
     report_run(run, context)

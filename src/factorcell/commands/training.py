@@ -89,7 +89,13 @@ def run_tune(arguments: argparse.Namespace) -> None:
     space = {name: values for name, values in space.items() if not hasattr(arguments, name)}
     settings = options.selected(arguments, "trials", "storage", "minutes", "preset")
     rows = tuning.tune(arguments.train, arguments.dev, specified, arguments.out, space=space, **settings)
-    terminal.show_table(rows[:MAX_SHOWN_TRIALS], list(dict.fromkeys(name for row in rows for name in row)))
+    shown = [
+        {name: f"{value:.3g}" if isinstance(value, float) and name in space else value for name, value in row.items()}
+        for row in rows[:MAX_SHOWN_TRIALS]
+    ]
+    terminal.show_table(shown, list(dict.fromkeys(name for row in rows for name in row)))
+    if rows[0]["perplexity"] is None:
+        raise UserError(f"{arguments.out}: no trial has a perplexity; trials.jsonl has the error of each")
     terminal.notify(f"best options: {arguments.out / 'best.toml'}")
 
 

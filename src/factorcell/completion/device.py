@@ -4,6 +4,7 @@ docs/formats.md describes the files. Matrices are rounded to int8, with a scale 
 columns are fixed, so that a context vector depends only on the user.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,10 @@ def _tensors(run: Run, model: UserModel, context: Context) -> dict[str, Tensor]:
 def _settings(run: Run, learner: Learner, model: UserModel, folder: Path) -> dict[str, Any]:
     """Return the content of `MODEL`: sizes, tokens, rule and weights of the blend, and the digests of other files."""
     weights, rule, names = BlendWeights.load(run.folder), learner.rule, (WEIGHTS, POPULARITY, RULES)
+    digests = files.digests(folder, names)
     return {
-        "run": run.fingerprint.hex(),
+        # A user whom another model, in another context, or another rule has learned is learned again.
+        "run": hashlib.sha256(f"{digests[WEIGHTS]} {rule}".encode()).hexdigest(),
         "sizes": dict(model.numbers),
         "tokens": run.tokenizer.tokens,
         "specials": run.tokenizer.specials._asdict(),
@@ -104,5 +107,5 @@ def _settings(run: Run, learner: Learner, model: UserModel, folder: Path) -> dic
         "max_tokens": run.config.data.max_tokens,
         "rule": {"optimizer": rule.optimizer, "rate": rule.rate, "max_norm": min(learner.max_vector_norm, NO_LIMIT)},
         "blend": {"weights": weights.array.tolist(), "threshold": weights.threshold},
-        "files": {name: {"sha256": digest} for name, digest in files.digests(folder, names).items()},
+        "files": {name: {"sha256": digest} for name, digest in digests.items()},
     }

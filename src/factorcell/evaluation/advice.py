@@ -131,7 +131,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         raise UserError("expected at least one context column; specify it with --context NAME")
     if data.prompt_history:
         raise UserError("prompt_history: expected categories, numbers or times, got earlier texts; omit the option")
-    config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY))
+    config = config.with_options(max_vocabulary=min(config.tokenizer.max_vocabulary, MAX_VOCABULARY), time="")
     names = list(dict.fromkeys([data.text, *(parse_column(text).name for text in data.columns)]))
     table, row_count = sample(source, names, rows, seed)
     corpus = prepare(table, config)

@@ -136,8 +136,11 @@ def _average_trainings(model: ComparedModel) -> Row:
             has_geometric_mean = name.startswith("perplexity")
             row[name] = float(np.exp(np.mean(np.log(values))) if has_geometric_mean else np.mean(values))
             row[f"{name}_deviation"] = float(np.std(values, ddof=1))
-    if len(model.rows) > 1 and (ratios := Ratios.from_sums([_sums(model, "bits_per_byte")])):
-        row |= ratios.interval(0).to_row("bits_per_byte")
+    for name in ("bits_per_byte", "accuracy") if len(model.rows) > 1 else ():
+        for end in ("low", "high"):
+            row.pop(f"{name}_{end}", None)  # of one training
+        if ratios := Ratios.from_sums([_sums(model, name)]):
+            row |= ratios.interval(0).to_row(name)
     return row
 
 

@@ -179,10 +179,11 @@ def _candidate_contexts(context: Context, candidates: Candidates) -> Context:
 def _check_not_revealed(run: Run, candidate: Mapping[str, Any]) -> None:
     """Raise a `UserError` if the run also reads a column of a candidate as another kind, which would keep its value."""
     for name in candidate:
-        column = run.schema.variable(name).source_column
+        column, is_category = run.schema.variable(name).source_column, run.schema.variable(name).kind == "category"
         for variable in run.schema.variables:
-            if variable.source_column == column and variable.name not in candidate:
-                remedy = f"with the adapter {NAMES} instead of" if variable.kind in ("prompt", "text") else "without"
+            is_text = variable.kind in ("prompt", "text")
+            if variable.source_column == column and variable.name not in candidate and (is_text or is_category):
+                remedy = f"with the adapter {NAMES} instead of" if is_text else "without"
                 raise UserError(
                     f"{name}: {run.folder.name} also reads the column {column} as {variable.kind}, which would reveal "
                     f"the answer; train {remedy} the kind {variable.kind}"

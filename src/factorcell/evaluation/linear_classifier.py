@@ -269,7 +269,7 @@ def with_target(config: Config, target: str, context: Sequence[str] = ()) -> Con
     if target in [parse_column(column).name for column in context]:
         raise UserError(f"context column {target!r}: it is the target; choose other columns")
     data = with_context(config.data, f"{target}:category", *context)
-    return Config(data=data, tokenizer=config.tokenizer)
+    return Config(data=data, tokenizer=config.tokenizer, backbone=config.backbone)  # which may have the tokenizer
 
 
 def read_train_and_test(

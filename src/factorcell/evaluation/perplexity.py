@@ -135,6 +135,9 @@ def evaluate(
         evaluated_baseline = evaluate_corpus(baseline, _read_for_baseline(run, baseline, corpus, source, unknown))
         other_sums = evaluated_baseline.figures["perplexity"]
         row |= {"baseline": baseline.folder.name, **difference_to_baseline(result.figures, evaluated_baseline.figures)}
+        if not {BASELINE_GAIN, BASELINE_BITS} & row.keys():
+            problem = "neither perplexities nor bits per byte can be compared, because the models read other tokens"
+            raise UserError(f"{baseline.folder} and {run.folder}: {problem}")
         if BASELINE_BITS in row:
             row["bits_per_byte_baseline"] = evaluated_baseline.row["bits_per_byte"]
     elif by and run.reads_context:
@@ -168,8 +171,9 @@ def evaluate_corpus(model: Scorer, corpus: Corpus) -> Evaluation:
 
 
 def perplexity_of(nats: float, targets: int) -> float:
-    """Return exp(nats / targets), or NaN without targets."""
-    return math.exp(nats / targets) if targets else math.nan
+    """Return exp(nats / targets), or NaN without targets; infinity if it is too large for a number."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(nats / targets)) if targets else math.nan
 
 
 def sums_without_context(model: Scorer, corpus: Corpus) -> TextSums:

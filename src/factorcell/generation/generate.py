@@ -259,18 +259,21 @@ def generate(
                     if not is_full and time.monotonic() >= deadline:
                         return
                     if text_number >= first:
-                        yield {
-                            **origin,
-                            "number": text_number,
-                            "context": dict(contexts[index]),
-                            "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
-                            "tokens": len(text.tokens),
-                            "log_probability": text.log_probability,
-                            "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
-                            "ended": text.has_ended,
-                        }
+                        written = _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case)
+                        context = dict(contexts[index])
+                        yield {**origin, "number": text_number, "context": context, "text": written, **_facts(text)}
 
     return write()
+
+
+def _facts(text: GeneratedText) -> files.Row:
+    """Return the entries of a row about the tokens and the probability of a text."""
+    return {
+        "tokens": len(text.tokens),
+        "log_probability": text.log_probability,
+        "perplexity": math.exp(-text.log_probability / max(1, text.target_count)),
+        "ended": text.has_ended,
+    }
 
 
 def _split_prompt(run: Run, prompt: str) -> list[str]:

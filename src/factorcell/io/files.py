@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,8 @@ def write(path: str | Path, content: bytes | str) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         assurance = "; the previous file is unchanged" if path.exists() else ""
         raise UserError(f"{path}: cannot be saved ({error.strerror}){assurance}") from None
 

@@ -9,9 +9,10 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from datetime import date, time
+from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, TypeGuard
+from uuid import UUID
 
 # Characters that are always escaped.
 CONTROLS = r"\x00-\x1f\x7f-\x9f"
@@ -72,7 +73,7 @@ def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
 def to_json(content: Any, **options: Any) -> str:
     """Return `content` as valid JSON, with null for numbers that are not finite; `json.dumps` gets the `options`.
 
-    Dates, times and decimal numbers, which a Parquet table may have, become texts.
+    Dates, times, decimal numbers and identifiers (UUID), which a Parquet table may have, become texts.
     """
     options = {"ensure_ascii": False, "allow_nan": False, "default": _to_text, **options}
     try:
@@ -82,7 +83,9 @@ def to_json(content: Any, **options: Any) -> str:
 
 
 def _to_text(value: Any) -> str:
-    if isinstance(value, (date, time, Decimal)):
+    if isinstance(value, (date, time)):
+        return value.isoformat()  # as the names of categories
+    if isinstance(value, (Decimal, UUID, timedelta)):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 

@@ -1,6 +1,12 @@
-"""The number of processes that torchrun started."""
+"""The number of processes that torchrun started, and the error if one of them ends."""
 
 import os
+
+from factorcell.errors import UserError
+
+
+class ProcessEndedError(UserError):
+    """Another process of torchrun has ended."""
 
 
 def process_count() -> int:

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.config import CharacterOptions, Config
+from factorcell.config import CharacterOptions, Config, PretrainedTokenizerOptions
 from factorcell.data.columns.columns import with_context
 from factorcell.data.columns.schema import ContextSchema
 from factorcell.data.corpus import Corpus, is_known_target, target_ids, target_offsets
@@ -186,6 +186,8 @@ class NGram(TextModel):
         """
         folder, is_corpus = Path(folder), isinstance(source, Corpus)
         chosen_tokenizer = tokenizer or (source.tokenizer if is_corpus else new_tokenizer(config))
+        if isinstance(config.tokenizer, PretrainedTokenizerOptions):
+            tokenizer = chosen_tokenizer
         config = Config(data=with_context(config.data), tokenizer=chosen_tokenizer.options)
         [order] = limits.check(order=default_order(chosen_tokenizer) if order is None else order)
         with lock.training_lock(folder):

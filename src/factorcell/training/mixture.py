@@ -326,7 +326,7 @@ def mix(
 
     Returns:
         The mixture, and a row for all texts and for each value of the texts: the `perplexity` of the mixture, and the
-        weight (`weights`) and the perplexity (`alone`) of each model.
+        mean weight (`weights`) and the perplexity (`alone`) of each model.
 
     Raises:
         UserError: If the folder exists, a table is not valid, or the models cannot be mixed.
@@ -342,18 +342,20 @@ def mix(
     files.create_new_folder(folder)
     mixture.save()
     nats_of_mixture = mixed_nats(nats, mixture.weights[groups])
-    rows = []
-    for index, (name, weights) in enumerate(zip(("all texts", *mixture.values), mixture.weights, strict=True)):
-        is_included = groups == index if index else np.ones(len(groups), dtype=bool)  # row 0 is for all texts
-        if is_included.any():
-            row = {
-                "value": name,
-                "targets": int(is_included.sum()),
-                "perplexity": float(np.exp(nats_of_mixture[is_included].mean())),
-                "alone": np.exp(nats[is_included].mean(axis=0)).tolist(),
-                "weights": weights.tolist(),
-            }
-            rows.append(row)
+    members = {"all texts": np.ones(len(groups), dtype=bool)}
+    if by is not None:
+        members |= {name: groups == index for index, name in enumerate(("rare or missing", *mixture.values))}
+    rows = [
+        {
+            "value": name,
+            "targets": int(is_included.sum()),
+            "perplexity": float(np.exp(nats_of_mixture[is_included].mean())),
+            "alone": np.exp(nats[is_included].mean(axis=0)).tolist(),
+            "weights": mixture.weights[groups[is_included]].mean(axis=0).tolist(),
+        }
+        for name, is_included in members.items()
+        if is_included.any()
+    ]
     return mixture, rows
 
 

@@ -39,6 +39,7 @@ from factorcell.errors import UserError
 from factorcell.io import pretrained
 from factorcell.io.findings import LOG
 from factorcell.io.progress import progress_bar
+from factorcell.io.torchrun import ProcessEndedError
 from factorcell.nn.devices import has_gpu
 from factorcell.nn.scoring import put_batch
 from factorcell.runs.run import MAX_BATCH_TOKENS, Run
@@ -95,7 +96,7 @@ class Group:
             if not self._is_first_report():
                 raise SystemExit(FAILED_EXIT_CODE) from None
             problem, outcome = f"torchrun: another process of {self.count} ended", "continues the training"
-            raise UserError(problem, [("resume", True)], outcome) from None
+            raise ProcessEndedError(problem, [("resume", True)], outcome) from None
 
     def _is_first_report(self) -> bool:
         """Return whether no process has called this method before, so that one process alone reports the end."""

@@ -33,9 +33,12 @@ def divide_large_base(run: Run, device: torch.device) -> bool:
     backbone = run.model.backbone
     if not isinstance(backbone, HuggingFaceBackbone) or not must_divide(backbone.base, device):
         return False
-    if run.config.data.user:  # learning a user takes gradients in the first process alone
-        problem = f"expected a base that fits on a GPU, got {run.config.backbone}, whose layers processes share"
-        raise UserError(f"user: {problem}; train without the option user")
+    # Learning a user takes gradients in the first process alone, and a process whose texts have no prompts would make
+    # fewer passes than the others.
+    for name, is_used in (("the option user", run.config.data.user), ("columns of kind prompt", run.schema.prompts)):
+        if is_used:
+            problem = f"expected a base that fits on a GPU, got {run.config.backbone}, whose layers processes share"
+            raise UserError(f"{name}: {problem}; train without {name}")
     mesh = DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), device.type)
     layers = max((part for part in backbone.base.modules() if isinstance(part, nn.ModuleList)), key=len)
     for layer in layers:

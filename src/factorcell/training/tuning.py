@@ -15,6 +15,7 @@ from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError, check_choice
 from factorcell.io import files
 from factorcell.io.findings import LOG
+from factorcell.io.torchrun import ProcessEndedError
 from factorcell.options import limits
 from factorcell.training.fit import read_corpora, train_run
 from factorcell.training.rules import Budget, SpecifiedOptions, add_options
@@ -115,6 +116,8 @@ def tune(
                 run = train_run(source, dev, trial_options, folder / _trial_name(trial), resume=True, **budget)
                 if (perplexity := (run.best_evaluation() or {}).get("perplexity")) is None:
                     raise UserError("the development perplexity is not finite")
+            except ProcessEndedError:
+                raise  # the same command resumes the trial
             except UserError as error:
                 trial.set_user_attr("error", str(error))
                 study.optuna.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)

@@ -51,6 +51,20 @@ def test_log_sums_of_extreme_logits(variant: str, monkeypatch: pytest.MonkeyPatc
 
 @compiled
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("logit", [88.0, 88.9, 100.0, 266.0, 1e4])
+def test_gradients_of_large_logits_are_finite(variant: str, logit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel adds rows to fill its registers, whose logits are those of the first text."""
+    monkeypatch.setenv("FACTORCELL_KERNEL", variant)
+    values = torch.zeros(1, 1, requires_grad=True)
+    table, bias = torch.zeros(2, 1, requires_grad=True), torch.tensor([logit, 0.0], requires_grad=True)
+    torch.autograd.backward(softmax.nats(values, table, bias, torch.tensor([0])).sum())
+    for part in (values, table, bias):
+        assert part.grad is not None
+        torch.testing.assert_close(part.grad, torch.zeros_like(part.grad), msg="the target is certain")
+
+
+@compiled
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("rows", "size", "width", "texts"), [(1, 1, 1, 0), (300, 1000, 50, 0), (130, 777, 33, 2)])
 def test_gradients_of_exact_nats(

@@ -178,6 +178,8 @@ def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
 def _format_cell(column: str, value: Any) -> str:
     if value is None or value != value:  # NaN
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         if column == "gain":
             return f"{value:+z.1%}"

@@ -130,7 +130,8 @@ def guess_kind(name: str, values: Sequence[Any]) -> tuple[str, str]:
     if kind == "weekday":
         remedy += " (yearday and hour are other kinds)"
     if unread is not None:
-        remedy += f" and correct other values, such as {short_repr(unread)} in row {values.index(unread) + 1:,}"
+        row = next(row for row, value in enumerate(values, 1) if value is unread)  # pandas' NA has no truth value
+        remedy += f" and correct other values, such as {short_repr(unread)} in row {row:,}"
     if is_number:
         return "number", f"{name} is read as a number, but its notation is ambiguous; {remedy}"
     return "category", f"{name} is read as a category, but {problem}; {remedy}, or {name}:category"
@@ -170,7 +171,9 @@ def describe_notations(
         return declarations.popitem()[1]
     rows = zip(values, *readings.values(), strict=True)
     example, *results = next(row for row in rows if len({*row[1:]}) > 1)
-    meanings = (str(result) if kind in TIME_KINDS else f"{result:.10g}" for result in results)
+    meanings = (
+        "not read" if result is None else str(result) if kind in TIME_KINDS else f"{result:.10g}" for result in results
+    )
     texts = zip(declarations.values(), meanings, strict=True)
     return " or ".join(f"{text} ({short_repr(example)} is {meaning})" for text, meaning in texts)
 

@@ -17,7 +17,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -141,10 +140,12 @@ class NumberReader(ColumnReader):
             return ""
         period = f"={self.declared_variable.period:g}" if kind == "cyclic" else ""
         for sample in (values, [value]):
-            with suppress(TypeError):  # lists
+            try:
                 counts = count_values(sample)
-                if readings := {name: numbers for name, numbers in read_notations(kind, counts).items() if name}:
-                    return f"; set {describe_notations(f'{self.column}:{kind}{period}', kind, counts, readings)}"
+            except TypeError:  # lists
+                continue
+            if readings := {name: numbers for name, numbers in read_notations(kind, counts).items() if name}:
+                return f"; set {describe_notations(f'{self.column}:{kind}{period}', kind, counts, readings)}"
         return f" (for a category, use {self.column}:category)" if kind == "number" else ""
 
     def build_variable(self, config: DataConfig) -> Variable:

@@ -32,7 +32,7 @@ NUMBER_NOTATIONS = {"point": ".", "comma": ","}  # with their decimal marks
 TIME_NOTATIONS = ("day-first", "month-first")
 MAX_AMOUNT_LENGTH = 100  # maximum number of characters of a number with a notation
 UNIT = r"(?:\p{Sc}|[A-Z]{3}|%|‰)?"  # a currency or a per cent sign
-AMOUNT = regex.compile(rf"([-+]?)\s*{UNIT}\s*([-+]?)((?:\d[\d,.'’\s]*)?\d|[,.]\d+)(e[-+]?\d+)?\s*{UNIT}")
+AMOUNT = regex.compile(rf"([-+]?)\s*{UNIT}\s*([-+]?)((?:\d[\d,.'’\s]*)?\d|[,.]\d+)([eE][-+]?\d+)?\s*{UNIT}")
 # The digits before the decimal mark, with or without marks between thousands or, as in India, lakhs
 WHOLE_NUMBER = re.compile(r"\d*|[1-9]\d{0,2}([,.'’\s])\d{3}(?:\1\d{3})*|[1-9]\d?(?:,\d\d)+,\d{3}")
 DATE = r"(?:(\d{1,4}|[a-z]+)\.?[-./ ] ?(\d{1,2}|[a-z]+)\.?[-./, ] ?(\d{4}|\d{1,2}))?"

@@ -10,6 +10,7 @@ empty string; the column readers (`readers`) interpret the strings.
 import io
 import json
 import lzma
+import os
 import re
 import weakref
 from collections import Counter
@@ -76,7 +77,7 @@ class Content:
     """
 
     def __init__(self, path: Path, compression: str = "") -> None:
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UserError(f"{path}: there is no such file")
         self.path, self.compression = path, compression
         self.state, self.size = self._state(), path.stat().st_size
@@ -219,7 +220,7 @@ class Table:
 
 def format_names(names: Collection[str]) -> str:
     """Return the first of `names` for a message, each cut to 60 characters; if not all, also the number of `names`."""
-    shown_names = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, MAX_NAMES_SHOWN))
+    shown_names = ", ".join(f"{escape_hidden(str(name)):.60}" for name in islice(names, MAX_NAMES_SHOWN))
     return shown_names + (f", ... ({len(names):,} in all)" if len(names) > MAX_NAMES_SHOWN else "")
 
 
@@ -296,6 +297,8 @@ def _column_values(column: pa.Array, field: pa.Field, where: str, row_offset: in
 def _to_list(column: pa.Array) -> list[Any]:
     """Return the values of a column; raise one of `CONVERSION_ERRORS` if a value cannot be converted."""
     arrow_type = column.type
+    if pa.types.is_dictionary(arrow_type) and len(column.dictionary) > len(column):
+        return _to_list(column.dictionary_decode())
     if pa.types.is_dictionary(arrow_type):
         distinct_values = _to_list(column.dictionary)
         return [None if index is None else distinct_values[index] for index in column.indices.to_pylist()]

@@ -1,5 +1,6 @@
 """Open any supported source of rows as a `Table`: files, folders and tables in memory."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,23 @@ def open_table(source: Any) -> Table:
     raise UserError(f"expected a path, rows, a data frame or an Arrow table, got {type(source).__name__}")
 
 
-def _open_file(path: Path) -> Table:
-    """Open a folder of Parquet files or a single file; the ending of the file name determines the format."""
-    if path.is_dir():
-        return open_parquet_folder(path)
+def is_table_path(path: Path) -> bool:
+    """Return whether `open_table` reads a path: a folder, or a file whose name ends as that of a table."""
+    return os.path.isdir(path) or _endings(path)[0] in FORMATS
+
+
+def _endings(path: Path) -> tuple[str, str]:
+    """Return the ending of the name of a file, and that of its compression, in lower case; or empty texts."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
-    ending = suffixes[-1] if suffixes else ""
+    return suffixes[-1] if suffixes else "", compression
+
+
+def _open_file(path: Path) -> Table:
+    """Open a folder of Parquet files or a single file; the ending of the file name determines the format."""
+    if os.path.isdir(path):  # false for a name that is too long, where the method of `Path` raises an error
+        return open_parquet_folder(path)
+    ending, compression = _endings(path)
     if ending not in FORMATS or (ending == ".parquet" and compression):
         valid_endings = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
         raise UnknownKindError(f"{path}: unknown kind of file; its name must end in {valid_endings}")
@@ -193,7 +204,8 @@ def to_value_list(values: Any) -> list[Any]:
         values = values.sparse.to_dense()
     type_name = str(getattr(values, "dtype", "")).lower()
     if type_name == "category":
-        categorical = getattr(values, "cat", values)
+        categorical = getattr(values, "cat", values).remove_unused_categories()
+        categorical = getattr(categorical, "cat", categorical)
         categories = to_value_list(categorical.categories)
         return [categories[code] if code >= 0 else None for code in categorical.codes.tolist()]
     if type_name.startswith(NARROW_FLOATS) and values.ndim == 1:

@@ -54,8 +54,13 @@ class CsvRows:
     def _read_lines(self) -> Iterator[str]:
         """Yield the lines of the file, after adding each to the lines of the current row."""
         # Where lines end with a line feed, a lone carriage return is part of a text, which pandas may write unquoted.
-        has_line_feeds = next(self.file.lines(""), "").endswith("\n")
+        first_line, second_line, *_ = *islice(self.file.lines(""), 2), "", ""
+        has_line_feeds = first_line.endswith("\n")
+        # Python's `csv` writes such ends of lines on Windows into a file that was opened without newline="".
+        has_two_returns = first_line.endswith("\r") and second_line == "\r\n"
         for read_line in self.file.lines("\n" if has_line_feeds else ""):
+            if has_two_returns and read_line == "\r\n":
+                continue
             line = LONE_RETURN.sub(" ", read_line) if has_line_feeds and "\r" in read_line else read_line
             self.lines.append(line)
             self.length += len(line)

@@ -235,7 +235,7 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = ()) -> list[Row]:
         than 10 utterances.
 
     Raises:
-        UserError: No utterance has a column of `by`, or the references of a group have no words.
+        UserError: No utterance has a column of `by`, or the references have no words.
     """
     groups = {("all", "all"): list(rows)}
     for name in sorted(by):
@@ -244,16 +244,19 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = ()) -> list[Row]:
         for row, value in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
             members.setdefault((name, value), []).append(row)
         groups |= sorted(members.items(), key=lambda group: -len(group[1]))
-    return [_compute_rates(column, value, members) for (column, value), members in groups.items()]
+    if not any(row["words"] for row in rows):
+        raise UserError("the references have no words, so the word error rate is undefined")
+    return [
+        _compute_rates(column, value, members)
+        for (column, value), members in groups.items()
+        if any(row["words"] for row in members)
+    ]
 
 
 def _compute_rates(column: str, value: str, rows: Sequence[Row]) -> Row:
     counts = np.array([[row[name] for name in ("words", "errors_first", "errors", "errors_oracle")] for row in rows])
     sums = bootstrap.resampled_sums(counts.astype(np.float64))
     words, first, rescored, oracle = sums[0].tolist()  # over all utterances
-    if not words:
-        description = "" if column == "all" else f" of {column} {value!r}"
-        raise UserError(f"the references{description} have no words, so the word error rate is undefined")
     gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
     return {
         **{"by": column, "value": value, "utterances": len(rows), "words": int(words)},

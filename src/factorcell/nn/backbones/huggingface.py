@@ -8,7 +8,7 @@ Shapes: B contexts, N texts, T steps, E token embedding (also the size of the ve
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,12 @@ class HuggingFaceBackbone(Backbone):
             return options.hidden_size
         config = read_config(find_source(options.base))
         return int(config.get_text_config(decoder=True).hidden_size)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of training; the base has no other dropout than that of the options."""
+        super().train(mode)
+        self.base.eval()
+        return self
 
     def token_tables(
         self, vocabulary_size: int, known_count: int, end: int

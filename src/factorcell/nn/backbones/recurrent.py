@@ -180,7 +180,8 @@ class RecurrentBackbone(Backbone):
 
     def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
         layers = zip(self.layers, conditions.shifts, strict=True)
-        return replace(conditions, shifts=tuple(cell.linear.fold(shift, shared) for cell, shift in layers))
+        shifts = tuple(cell.linear.fold(shift, shared) for cell, shift in layers)
+        return RecurrentConditions(shifts, (None,) * len(shifts))  # the packed rows are those of the unfolded W
 
     def start(self, conditions: RecurrentConditions, count: int) -> RecurrentState:
         return RecurrentState(cell.start(count) for cell in self.layers)
