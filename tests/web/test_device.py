@@ -243,3 +243,21 @@ def test_matrices_are_rounded_to_the_nearest_integers(tmp_path: Path) -> None:
 def test_runs_that_a_device_cannot_run_are_refused(model: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         export_to_device(make_letters(data=USERS, **model), tmp_path / "device")
+
+
+@pytest.mark.slow
+@compiled
+def test_a_forgotten_text_that_was_dropped_leaves_no_trace(play: Play, folder: Path) -> None:
+    script: list[Any] = [["accept", "cake"], ["vector"], ["delete"], ["reopen", {"maxTexts": 1}]]
+    script += [["accept", "bread"], ["accept", "cake"], ["export"], ["forget", "bread"], ["vector"]]
+    _, expected, *_, exported, forgotten, vector = play(folder, script)
+    assert [row["text"] for row in exported["texts"]] == ["cake"]
+    assert forgotten == 0
+    assert vector == expected
+
+
+@pytest.mark.slow
+@compiled
+def test_an_invalid_number_of_suggestions_is_refused(play: Play, folder: Path) -> None:
+    with pytest.raises(DeviceError, match="count: expected a number of at least 1, got -1"):
+        play(folder, [["complete", "b", {"count": -1}]])
