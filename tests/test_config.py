@@ -180,3 +180,8 @@ def test_a_transformer_is_either_pretrained_or_new(options: dict[str, str]) -> N
             config.with_options(**values)
     with pytest.raises(UserError, match=expected):
         Config.of(**options)
+
+
+def test_a_hashed_bias_is_refused_with_min_users() -> None:
+    with pytest.raises(UserError, match="output_bias: a hashed bias would reveal which user wrote a word"):
+        Config.of(user="who", min_users=3, output_bias=["hash"])

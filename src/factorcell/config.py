@@ -577,6 +577,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.training.min_users and not self.data.user:
             raise UserError("min_users requires the column with the author of each text; set user")
+        if self.training.min_users and "hash" in self.model.output_bias:
+            problem = "a hashed bias would reveal which user wrote a word"
+            raise UserError(f"output_bias: {problem}, which min_users protects; use only one of them")
 
     @classmethod
     def of(cls, **options: Any) -> "Config":

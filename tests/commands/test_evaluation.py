@@ -10,6 +10,7 @@ import pytest
 from factorcell.commands.cli.main import main
 from factorcell.commands.evaluation import MAX_SHOWN
 from factorcell.config import FORMAT
+from factorcell.errors import UserError
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.io import files, progress
@@ -129,9 +130,11 @@ def test_a_baseline_with_other_tokens_is_reported_before_missing_columns(
     command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    problem = ": the vocabularies differ, so gains in perplexity cannot be computed; "
-    assert error.endswith(f"{problem}remove --by to compare the whole table in bits per byte\n")
+    problem = ": the vocabularies differ, so gains in perplexity cannot be computed"
+    assert error.endswith(f"{problem}, nor bits per byte, because words do not restore the texts\n")
     assert "--unknown" not in error
+    with pytest.raises(UserError, match=f"{problem}; remove --by to compare the whole table in bits per byte"):
+        evaluate(other, files.read_rows(folder / "bare.jsonl"), baseline=make_letters(tuple("sea n")), by=["stars"])
 
 
 def test_figures_that_cannot_be_compared_are_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +143,7 @@ def test_figures_that_cannot_be_compared_are_an_error(folder: Path, capsys: pyte
     run.save_weights({})
     command = ["evaluate", str(folder / "plain"), str(folder / "test.jsonl"), "--baseline", str(run.folder)]
     assert main(command) == 2
-    assert "neither perplexities nor bits per byte can be compared" in capsys.readouterr().err
+    assert "nor bits per byte, because words do not restore the texts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,15 @@ def test_classify_ignores_no_option_and_overwrites_nothing(
     words = [str(folder / word) if word.endswith(".jsonl") else word for word in more]
     assert main(["classify", str(folder / "cell"), str(folder / "test.jsonl"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_category_with_many_numbers_has_a_row_for_each(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    rows = [{**row, "stars": str(1000 + 7 * number)} for number, row in enumerate(ROWS * 4)]
+    table = evaluate(run, rows, by=["stars"]).by["stars"]
+    assert {row["value"] for row in table} == {row["stars"] for row in rows}
+    other = evaluate(run, [{**row, "age": index} for index, row in enumerate(ROWS * 4)], by=["age"]).by["age"]
+    assert len(other) == 5
 
 
 def _data(run: Run) -> dict[str, object]:

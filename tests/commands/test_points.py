@@ -34,3 +34,21 @@ def test_classifications_by_several_tables_of_points_are_distinguished(
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for target in majorities:
         assert page.count(f">accuracy of {target} (model)</td>") == 1
+
+
+def test_longitudes_may_come_before_latitudes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
+    run.save_weights({})
+    files.write_rows(tmp_path / "test.jsonl", ROWS)
+    shown = []
+    for names in (("lat", "lon"), ("lon", "lat")):
+        places = {"a": {"lat": 60, "lon": 10}, "b": {"lat": 44, "lon": 7}}
+        points = tmp_path / f"{names[0]}.jsonl"
+        files.write_rows(
+            points, [{"name": name, **{key: place[key] for key in names}} for name, place in places.items()]
+        )
+        command = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--points", str(points)]
+        assert main([*command, "--within", "2000"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "majority class" in shown[0]

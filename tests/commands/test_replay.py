@@ -75,7 +75,7 @@ def test_known_users_are_a_group_of_their_own(folder: Path) -> None:
     assert main([*words, "--compare", "history,online"]) == 0
     summary = files.read_json(folder / "out" / "summary.json")
     groups = {(row["value"], row["queries"], row["users"]) for row in summary if row["by"] == "user"}
-    assert groups == {("seen", 33, 1), ("unseen", 33, 1)}
+    assert groups == {("with a vector", 33, 1), ("without a vector", 33, 1)}
 
 
 def test_systems_are_chosen_by_default(folder: Path) -> None:

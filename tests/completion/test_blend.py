@@ -19,6 +19,7 @@ from factorcell.completion.blend import (
     BlendWeights,
     Candidates,
     Example,
+    compute_features,
     save_settings,
 )
 from factorcell.completion.completer import Completer
@@ -335,3 +336,15 @@ def test_a_run_without_completion_files_has_default_weights_and_no_popular_texts
         BlendWeights.load(tmp_path)
     with pytest.raises(UserError, match=r"no popularity\.jsonl; training writes it with --user"):
         Popularity.from_run(run)
+
+
+def test_each_typo_makes_a_text_less_probable() -> None:
+    """A known text with two typos does not precede one with a typo, nor make texts without typos improbable."""
+    texts, counts = ["google maps", "goose game", "goolge"], {"google maps": 500, "goose game": 600}
+    features = compute_features(texts, {"goolge": -2.0}, counts, History(), 6)
+    with_typos, without = Candidates(texts, features, [1, 2, 0]), Candidates(texts[2:], features[2:], [0])
+    merged = DEFAULT_WEIGHTS.merge(with_typos, 3)
+    assert [suggestion.text for suggestion in merged] == ["goolge", "google maps", "goose game"]
+    assert merged[1].log_probability - merged[2].log_probability > 8
+    alone = DEFAULT_WEIGHTS.merge(without, 1)[0]
+    assert merged[0].log_probability == pytest.approx(alone.log_probability, abs=0.1)

@@ -9,6 +9,7 @@ import pytest
 
 from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, INDICATORS, BlendWeights, Candidates, Floats
 from factorcell.completion.online import OPTIMIZERS, Learner, LearningRule
+from factorcell.completion.typos import TYPO_COST
 from factorcell.errors import UserError
 from factorcell.nn.kernels import library
 from factorcell.runs.run import Run
@@ -115,8 +116,8 @@ def expected_suggestions(candidates: Candidates, log_probs: Floats, threshold: f
     model_log_probs = features[:, FEATURES.index("model log p")]
     corrections = [model_log_probs[i] for i in indices if is_model[i] and not is_invented[i] and has_typos[i]]
     best_correction = max(corrections, default=-math.inf)
-    is_later = [has_typos[i] or (is_invented[i] and model_log_probs[i] < best_correction) for i in indices]
-    return sorted(best, key=lambda index: is_later[index])[:k]
+    is_unlikely = [is_invented[i] and model_log_probs[i] < best_correction for i in indices]
+    return sorted(best, key=lambda index: 1 if has_typos[index] else 2 * is_unlikely[index])[:k]
 
 
 def test_compiled_code_has_the_features_of_python() -> None:
@@ -137,7 +138,7 @@ def test_suggestions_follow_the_rules_of_the_blend() -> None:
         texts = [f"text {number}" for number in random.permutation(count)]
         candidates = Candidates(texts, features, random.integers(0, 2, count).tolist())
         weights = BlendWeights(DEFAULT_WEIGHTS.values, float(random.random() / 2))
-        scores = features @ weights.array
+        scores = features @ weights.array - TYPO_COST * np.array([*candidates.typos, 0])
         log_probs = scores - np.logaddexp.reduce(scores)
         suggestions = weights.merge(candidates, k)
         expected = expected_suggestions(candidates, log_probs, weights.threshold, k)

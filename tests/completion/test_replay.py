@@ -319,7 +319,7 @@ def test_figures_of_every_group_agree_with_a_slow_loop() -> None:
 
     def is_member(entry: dict[str, Any], by: str, value: str) -> bool:
         if by in ("all", "user"):
-            return by == "all" or seen_users[entry["user"]] == (value == "seen")
+            return by == "all" or seen_users[entry["user"]] == (value == "with a vector")
         low, _, high = value.removesuffix("+").partition("–")
         return int(low) <= entry[by] and (value.endswith("+") or entry[by] <= int(high or low))
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,8 @@ def test_training_fits_to_the_first_texts_of_some_users() -> None:
         assert 0 < total <= max(tuning.MIN_STREAM_TEXTS, 1.1 * max_texts)
         assert all(len(stream.rows) == len(stream.prefixes) for stream in part)
     assert part == many
+    one_busy = [replace(many[1], rows=many[1].rows * 25, prefixes=many[1].prefixes * 25), *many]
+    assert tuning.first_texts(one_busy, 10_000) == one_busy
     assert tuning.first_texts([], 100) == []
 
 

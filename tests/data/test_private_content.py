@@ -25,6 +25,7 @@ SECRETS = {
     "a password": [
         "my password is hunter2",
         "my password is: hunter2",
+        "my password is:hunter2",
         "le mot de passe est : soleil",
         "My password is sunshine",
         "password: correct horse battery staple",

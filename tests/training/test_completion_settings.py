@@ -117,6 +117,7 @@ def test_training_saves_fitted_settings(has_dev_table: bool, tmp_path: Path) -> 
 def test_texts_are_read_in_order_of_time(tmp_path: Path) -> None:
     run = train_run(rows_of(60), None, OPTIONS, tmp_path / "run")
     rows = [*rows_of(4, name="new"), {"text": "a", "user": None, "time": "2026-01-03T08:00"}]
+    rows.append({"text": "a", "user": "new 1", "time": None})
     held_out = run.prepare(rows, unknown="expected")
     streams = fitting.completion_streams(run, rows, held_out)
     assert [stream.user for stream in streams] == [f"new {number}" for number in range(4)]

@@ -158,6 +158,17 @@ def test_resuming_a_finished_training_changes_nothing(uninterrupted: Path, tmp_p
     assert {file.name: file.read_bytes() for file in stopped.iterdir()} == before
 
 
+def test_a_resumed_training_computes_with_the_threads_of_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    rows, dev = synthetic.two_dialects(120, 1)[0], synthetic.two_dialects(30, 2)[0]
+    train_run(rows, dev, make_config(threads=2), tmp_path / "run")
+    train_run(rows, dev, make_config(threads=3), tmp_path / "run", resume=True)
+    assert counts == [2, 3]
+
+
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
     if not FULL_DEVICE.exists():
         pytest.skip("this system has no /dev/full")

@@ -259,5 +259,5 @@ def test_a_forgotten_text_that_was_dropped_leaves_no_trace(play: Play, folder: P
 @pytest.mark.slow
 @compiled
 def test_an_invalid_number_of_suggestions_is_refused(play: Play, folder: Path) -> None:
-    with pytest.raises(DeviceError, match="count: expected a number of at least 1, got -1"):
+    with pytest.raises(DeviceError, match="count: expected a whole number of at least 1, got -1"):
         play(folder, [["complete", "b", {"count": -1}]])

@@ -89,7 +89,7 @@ export class DeviceCompleter {
 
   /** Return at most `count` texts that continue `text`; the model searches for at most `deadline` milliseconds. */
   async complete(text: string, { count = 10, deadline = SEARCH_MILLISECONDS } = {}): Promise<Suggestion[]> {
-    if (!Number.isInteger(count) || count < 1) throw new Error(`count: expected a number of at least 1, got ${count}`);
+    if (!Number.isInteger(count) || count < 1) throw new Error(`count: expected a whole number of at least 1, got ${count}`);
     const prefix = this.normalize(this.folds.samePrefix(checkText(text)));
     await this.refresh();
     const tokens = Array.from(prefix);

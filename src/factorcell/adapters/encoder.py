@@ -190,6 +190,8 @@ class Prefix(VariableEmbeddings):
     def __init__(self, schema: ContextSchema, size: int) -> None:
         initial_std = size**-0.5  # the same standard deviation as for token embeddings
         super().__init__(schema, size, initial_std)
+        for table in self.tables:
+            table.data[0] = 0.0  # the unknown value, which training does not change if no value is rare
         self.add_texts_and_vectors(size, initial_std)
         self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
 

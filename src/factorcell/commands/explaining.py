@@ -220,7 +220,8 @@ def run_contexts(arguments: argparse.Namespace) -> None:
     context = options.parse_context(run, arguments.context)
     pairs: list[ContextPair] = [(context, {})] if arguments.words and context else []
     # If there is no other request, the command shows the neighbours of the most frequent values.
-    has_other_request = bool(pairs or (not arguments.words and (arguments.between or arguments.map)))
+    has_values = any(not variable.is_all_rare for variable in run.schema.categories)
+    has_other_request = bool(pairs or ((arguments.between or arguments.map) and not (arguments.words and has_values)))
     results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": []}
     if arguments.near or arguments.map or not has_other_request:
         known = Embeddings.from_run(run, arguments.variable, arguments.near)

@@ -116,7 +116,7 @@ def run_finetune(arguments: argparse.Namespace) -> None:
 
     base = Run.open(arguments.run)
     specified = options.option_values(arguments)
-    options.set_threads(specified.get("threads", base.config.training.threads))
+    options.set_threads(specified.get("threads", 0))
     settings = options.selected(arguments, "out", "dev", "l1", "unknown", "resume") | specified
     run = finetune(base, arguments.table, parts=arguments.train or [ALL], **settings)
     terminal.show_table(training_facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))

@@ -33,7 +33,8 @@ class Suggestion:
     """A suggested text."""
 
     text: str  # the whole text, including the prefix
-    log_probability: float  # the log probability of the text given the prefix, according to `source`
+    # the log probability of the text given the prefix, according to `source`; of a lookup, the log share of all texts
+    log_probability: float
     source: str  # the sources that propose the text, such as `model` or `model+history`
     # number of typing errors in the prefix if the user intends this text; 0 if it begins with the prefix
     typos: int = 0

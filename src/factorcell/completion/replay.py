@@ -163,7 +163,7 @@ def model_system(suggester: Completer, columns: Sequence[str] = (), new_user: Us
         context = {name: row[name] for name in columns}
         typing_user = (new_user or user) if has_users else None
         typed_text = suggester.type_text(suggester.begin(typing_user, context), prefix)
-        return suggester.suggest(typed_text, SUGGESTION_COUNT).suggestions if typed_text.fits else []
+        return suggester.suggest(typed_text, SUGGESTION_COUNT).suggestions
 
     return suggest
 
@@ -229,7 +229,7 @@ def _length(text: str) -> int:
 def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None) -> list[Row]:
     """Compute the figures of each system, for all texts and for groups of texts.
 
-    `rows` are those of `replay`, and `seen_users` says whether training saw a user.
+    `rows` are those of `replay`, and `seen_users` says whether the model has a vector of a user.
 
     Returns:
         A row for each group and system: `by` and `value` name the group, `queries` and `users` count its texts and
@@ -247,7 +247,7 @@ def summarise(rows: Sequence[Row], seen_users: Mapping[str, bool] | None = None)
         indices = np.searchsorted(starts, [row[name] for row in rows], side="right") - 1
         groups |= {(name, labels[index]): np.flatnonzero(indices == index) for index in np.unique(indices).tolist()}
     if seen_users:
-        labels = ["seen" if seen_users[row["user"]] else "unseen" for row in rows]
+        labels = ["with a vector" if seen_users[row["user"]] else "without a vector" for row in rows]
         groups |= {("user", label): np.flatnonzero(np.array(labels) == label) for label in dict.fromkeys(labels)}
     systems = list(dict.fromkeys(row["system"] for row in rows))
     users = {user: place for place, user in enumerate(dict.fromkeys(row["user"] for row in rows))}

@@ -8,6 +8,7 @@ Shapes: U users.
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -34,6 +35,7 @@ BATCH_SIZE = 200  # maximum number of texts that are learned at once
 FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
 MIN_CHANGE = 1e-3  # relative difference of perplexities that matters
 MIN_TEXTS, TEXTS_PER_MINUTE = 100, 2000  # texts that `tune-online` reads, at most: at least so many, and per minute
+MIN_BLEND_SHARE = 0.25  # least share of the time for the weights of the blend, if the rules took longer
 RULE_SHARE = 0.5  # share of the time after which no further learning rule is tried
 MIN_STREAM_TEXTS = 10  # texts of a user to which weights are fitted, if so many users have texts
 MAX_EXPANDED = 2000  # hypotheses of a search for the candidates to which weights are fitted
@@ -150,11 +152,15 @@ def fit_blend(
 
 def first_texts(streams: Sequence[Stream], max_texts: int) -> list[Stream]:
     """Return the first texts of streams, the same number of each or all, with at most about `max_texts` in total."""
-    lengths = sorted((len(stream.rows) for stream in streams), reverse=True)
-    count = lengths[0] if lengths else 0
-    while count > MIN_STREAM_TEXTS and sum(min(count, length) for length in lengths) > max_texts:
-        count -= 1
-    step = max(1, math.ceil(len(streams) * count / max_texts))  # of many users, every `step`-th is used
+    lengths = [len(stream.rows) for stream in streams]
+
+    def total(count: int) -> int:
+        return sum(min(count, length) for length in lengths)
+
+    longest = max(lengths, default=0)
+    count = bisect_right(range(longest + 1), max_texts, key=total) - 1  # the largest number of each that fits
+    count = min(longest, max(MIN_STREAM_TEXTS, count))
+    step = max(1, math.ceil(total(count) / max_texts))  # of many users, every `step`-th is used
     return [replace(stream, rows=stream.rows[:count], prefixes=stream.prefixes[:count]) for stream in streams[::step]]
 
 

@@ -120,10 +120,17 @@ def classify(
     elif held_out:
         result = result.at_temperature(held_out[0][priors].fitted_temperature())
     others, linear = _other_predictions(result, results), classifiers[LINEAR_BASELINE]
-    columns = [] if linear is None else [other.source_column for other in linear.others]
-    if absent := [name for name in dict.fromkeys(columns) if name not in _columns(source)]:
-        others[f"{LINEAR_BASELINE} without {', '.join(absent)}"] = others.pop(LINEAR_BASELINE)
+    if linear is not None:
+        others[_describe_baseline(linear, source)] = others.pop(LINEAR_BASELINE)
     return replace(result, other_predictions=others)
+
+
+def _describe_baseline(linear: LinearClassifier, source: Any) -> str:
+    """Return the name of a linear baseline, with the columns that a table lacks, and the share of texts if not all."""
+    columns, name = dict.fromkeys(other.source_column for other in linear.others), LINEAR_BASELINE
+    if absent := [column for column in columns if column not in _columns(source)]:
+        name += f" without {', '.join(absent)}"
+    return name if linear.read_share == 1 else f"{name}, fitted to {100 * linear.read_share:.2g} % of the texts"
 
 
 def _classify_texts(

@@ -72,6 +72,7 @@ class LinearClassifier:
     # the weights of n-grams, then those of each variable (F, K), rounded to half precision
     weights: NDArray[np.float16]
     bias: NDArray[np.float32]  # the bias of each value (K,)
+    read_share: float = 1.0  # the share of the texts with a value that it was fitted to
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +113,8 @@ class LinearClassifier:
         arrays = _arrays(texts)
         edges = {other.name: _range_edges(arrays[other.name]) for other in ContextSchema(others).numbers}
         nothing = np.zeros((0, size), np.float16), np.zeros(size, np.float32)
-        return cls(variable, others, order, ngrams, idf, edges, *nothing)._fit_weights(texts)
+        share = len(rows) / max(1, len(labelled_rows))
+        return cls(variable, others, order, ngrams, idf, edges, *nothing, share)._fit_weights(texts)
 
     def _fit_weights(self, texts: Corpus) -> "LinearClassifier":
         """Return the classifier with the weights that fit these texts.
@@ -217,7 +219,7 @@ def save(path: Path, classifiers: Mapping[str, LinearClassifier]) -> None:
         arrays |= {f"edges.{number}": edges for number, edges in enumerate(classifier.edges.values())}
         tensors |= {f"{index}:{name}": torch.from_numpy(array) for name, array in arrays.items()}
     if tensors:
-        orders = [[target, classifier.order] for target, classifier in classifiers.items()]
+        orders = [[target, classifier.order, classifier.read_share] for target, classifier in classifiers.items()]
         files.save_tensors(path, tensors, {"orders": orders})
 
 
@@ -228,7 +230,7 @@ def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
     tensors, facts = files.load_tensors(path)
     arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
     classifiers: dict[str, LinearClassifier] = {}
-    for index, (target, order) in enumerate(facts["orders"]):
+    for index, (target, order, read_share) in enumerate(facts["orders"]):
         ngrams, idf, weights, bias = (arrays[f"{index}:{name}"] for name in ("ngrams", "idf", "weights", "bias"))
         others = other_variables(schema, target)
         edges = {
@@ -240,7 +242,7 @@ def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
         if variable is None or weights.shape != (size, len(variable.values) - 1):
             raise UserError(f"{path}: does not belong to this schema; train the run again")
         classifiers[target] = LinearClassifier(
-            variable, others, order, ngrams.view(np.uint64), idf, edges, weights, bias
+            variable, others, order, ngrams.view(np.uint64), idf, edges, weights, bias, read_share
         )
     return classifiers
 

@@ -118,13 +118,15 @@ def evaluate(
     Raises:
         UserError: The baseline reads the texts differently, or the table has an invalid context value.
     """
-    if baseline is not None and by and baseline.tokenizer.tokens != run.tokenizer.tokens:  # before reading
-        problem = "the vocabularies differ, so gains in perplexity cannot be computed"
-        remedy = "remove --by to compare the whole table in bits per byte"
-        raise UserError(f"{baseline.folder} and {run.folder}: {problem}; {remedy}")
+    if baseline is not None and baseline.tokenizer.tokens != run.tokenizer.tokens:  # before reading
+        _check_comparable(run, baseline, by)
     numbers = run.schema.of_kinds("number") if isinstance(run, Run) else ()
     notations = {variable.source_column: variable.notation for variable in numbers}
-    groups_by_column = {column: column_groups(source, column, notations.get(column, "")) for column in by}
+    categories = {variable.source_column for variable in run.schema.categories}
+    groups_by_column = {
+        column: column_groups(source, column, notations.get(column, ""), has_ranges=column not in categories)
+        for column in by
+    }
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     report_evaluation(run, corpus)
     report_run(baseline)
@@ -136,7 +138,7 @@ def evaluate(
         other_sums = evaluated_baseline.figures["perplexity"]
         row |= {"baseline": baseline.folder.name, **difference_to_baseline(result.figures, evaluated_baseline.figures)}
         if not {BASELINE_GAIN, BASELINE_BITS} & row.keys():
-            problem = "neither perplexities nor bits per byte can be compared, because the models read other tokens"
+            problem = "neither perplexities nor bits per byte can be compared, because one has lower-case texts"
             raise UserError(f"{baseline.folder} and {run.folder}: {problem}")
         if BASELINE_BITS in row:
             row["bits_per_byte_baseline"] = evaluated_baseline.row["bits_per_byte"]
@@ -148,6 +150,15 @@ def evaluate(
         row |= {"only_unknown_users": True} if has_only_unknown_users(run, corpus) else {}
     rows_by_column = {column: value_rows(sums, other_sums, groups, key) for column, groups in groups_by_column.items()}
     return Evaluation(row, rows_by_column, result.figures, evaluated_baseline)
+
+
+def _check_comparable(run: Scorer, baseline: Scorer, by: Sequence[str]) -> None:
+    """Raise a `UserError` unless a baseline with another vocabulary has figures that can be compared."""
+    folders, problem = f"{baseline.folder} and {run.folder}", "the vocabularies differ, so gains in perplexity cannot"
+    if not (baseline.tokenizer.restores_texts and run.tokenizer.restores_texts):
+        raise UserError(f"{folders}: {problem} be computed, nor bits per byte, because words do not restore the texts")
+    if by:
+        raise UserError(f"{folders}: {problem} be computed; remove --by to compare the whole table in bits per byte")
 
 
 def evaluate_corpus(model: Scorer, corpus: Corpus) -> Evaluation:
@@ -230,25 +241,25 @@ def has_only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
     return not (corpus.categories[:, user_index] > 0).any()
 
 
-def column_groups(source: Any, column: str, notation: str = "") -> list[str]:
-    """Return the group of each row of a table by its value in `column`, whose numbers have a notation."""
+def column_groups(source: Any, column: str, notation: str = "", *, has_ranges: bool = True) -> list[str]:
+    """Return the group of each row of a table by its value in `column`, with the other arguments of `value_groups`."""
     values = [value for chunk in open_table(source).chunks([column]) for value in chunk[column]]
     try:
-        return value_groups(values, notation)
+        return value_groups(values, notation, has_ranges=has_ranges)
     except UserError as error:  # about a list
         raise UserError(f"{column}: {error.message}") from None
 
 
-def value_groups(values: Sequence[Any], notation: str = "") -> list[str]:
+def value_groups(values: Sequence[Any], notation: str = "", *, has_ranges: bool = True) -> list[str]:
     """Return the name of the group of each value, in which numbers have a notation (`to_number`).
 
     A missing value is in `MISSING_GROUP`. If all other values are numbers, and more than 4 * `QUANTILE_RANGES` of them
     are distinct, the groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1996 to 2005". The
-    ends of a range are the lowest and the highest number in it. Otherwise, there is a group for each distinct value,
-    named after the value.
+    ends of a range are the lowest and the highest number in it. Otherwise, or unless `has_ranges`, there is a group for
+    each distinct value, named after the value.
     """
     number_by_row = {row: to_number(value, notation) for row, value in enumerate(values) if not is_missing(value)}
-    if None in number_by_row.values() or len(set(number_by_row.values())) <= 4 * QUANTILE_RANGES:
+    if not has_ranges or None in number_by_row.values() or len(set(number_by_row.values())) <= 4 * QUANTILE_RANGES:
         return [category_name_or_none(value) or MISSING_GROUP for value in values]
     numbers = np.array(list(number_by_row.values()), dtype=np.float64)
     edges = np.unique(np.quantile(numbers, np.linspace(0, 1, QUANTILE_RANGES + 1)))

@@ -253,6 +253,8 @@ def generate(
             task = new_task(run, corpus, indices, constraints, run.tokenizer.encode(prompt_tokens), deadline)
             with run.scoring():
                 results = options.write(task, start, texts_per_search)
+            if options.method in ("beam", "stochastic") and time.monotonic() >= deadline:
+                return  # a search that was cut may have found other texts
             for search, index, texts in zip(searches, indices, results, strict=True):
                 for text_number, text in enumerate(texts, search * texts_per_search):
                     is_full = text.has_ended or len(text.tokens) >= constraints.max_tokens

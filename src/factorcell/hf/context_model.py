@@ -217,7 +217,7 @@ class ContextModel(nn.Module):
             inputs: Token ids (B, T) of the prompts.
             *arguments: Other arguments of `generate` of the base, such as its generation config.
             context: As for `forward`; None is the expected context.
-            **options: Those that have names.
+            **options: Other arguments by name.
         """
         check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))

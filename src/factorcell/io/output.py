@@ -73,7 +73,7 @@ def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
 def to_json(content: Any, **options: Any) -> str:
     """Return `content` as valid JSON, with null for numbers that are not finite; `json.dumps` gets the `options`.
 
-    Dates, times, decimal numbers and identifiers (UUID), which a Parquet table may have, become texts.
+    Dates, times, decimal numbers, bytes and identifiers (UUID), which a Parquet table may have, become texts.
     """
     options = {"ensure_ascii": False, "allow_nan": False, "default": _to_text, **options}
     try:
@@ -85,6 +85,8 @@ def to_json(content: Any, **options: Any) -> str:
 def _to_text(value: Any) -> str:
     if isinstance(value, (date, time)):
         return value.isoformat()  # as the names of categories
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
     if isinstance(value, (Decimal, UUID, timedelta)):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")

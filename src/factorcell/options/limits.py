@@ -154,7 +154,8 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
 
 ADVICE_ROWS = 100_000  # number of rows of a table that `advise` draws at random and reads
 DEFAULT_VALUE_COUNT = 10  # number of most frequent values that are shown if the user does not name values
-# Defaults of training on few texts: the exact loss, small steps and early stopping.
+# Defaults of training on few texts: the exact loss, small steps and early stopping. The base run may have computed on a
+# device or with threads that this machine lacks, and for a number of steps that fits another table.
 SMALL_DATA_DEFAULTS: dict[str, Any] = {
     "epochs": 10.0,
     "steps": 0,
@@ -164,6 +165,8 @@ SMALL_DATA_DEFAULTS: dict[str, Any] = {
     "samples": 0,
     "evaluations": 20,
     "patience": 3,
+    "device": "auto",
+    "threads": 0,
 }
 
 

@@ -24,7 +24,7 @@ from factorcell.runs.run import Run
 
 RUN_VARIABLE, FOLDER_VARIABLE, COUNT_VARIABLE = "FACTORCELL_RUN", "FACTORCELL_LORAS", "FACTORCELL_LORA_COUNT"
 DEFAULT_COUNT = 1000
-PREFIX = "factorcell-"  # of the name of the folder of a process
+PREFIX = "factorcell-"  # of the name of the folder of a process, before its id
 LOG = logging.getLogger(__name__)
 
 
@@ -40,7 +40,8 @@ class ContextLoras:
     """The LoRAs of the run in `run_folder`, in contexts, which are written when a context is first requested.
 
     Beyond `count`, the least recently requested one is deleted. The first request opens the run, and makes a folder of
-    this process in `folder`, which is deleted with this object, or at the end of the process.
+    this process in `folder`, which is deleted with this object, at the end of the process, or by the next process after
+    a crash.
     """
 
     def __init__(self, run_folder: Path, folder: Path, count: int = DEFAULT_COUNT) -> None:
@@ -55,7 +56,10 @@ class ContextLoras:
         if run is None:
             run = Run.open(self.run_folder, mixture=False)
             self.folder.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.folder))
+            for path in self.folder.glob(f"{PREFIX}*"):
+                if _has_ended(path.name.split("-")[1]):
+                    shutil.rmtree(path, ignore_errors=True)
+            folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=self.folder))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             self._opened = run, folder
         return run, folder
@@ -80,6 +84,17 @@ class ContextLoras:
             while len(self._folders) > self.count:
                 shutil.rmtree(self._folders.popitem(last=False)[1])
             return self._folders[key]
+
+
+def _has_ended(process: str) -> bool:
+    """Return whether there is no process with this id."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, PermissionError):
+        pass
+    return False
 
 
 def register() -> None:

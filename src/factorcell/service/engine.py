@@ -44,7 +44,7 @@ from factorcell.service.record import (
     checked_context,
     checked_id,
 )
-from factorcell.service.stores.store import WRITE_TIMEOUT, CircuitBreakerStore, Store, update
+from factorcell.service.stores.store import PAGE_SIZE, WRITE_TIMEOUT, CircuitBreakerStore, Store, update
 
 LOCK_COUNT = 1024  # number of write locks of a process; users with equal hashes (modulo LOCK_COUNT) share a lock
 CACHE_SIZE = 1000  # maximum number of cached `TypedText` objects
@@ -270,15 +270,19 @@ class Service:
         """
         if self.privacy.retention is None:
             return 0
-        changed, cutoff, end = set[str](), self._now() - self.privacy.retention, time.monotonic() + seconds
-        count = -1
-        while len(changed) > count:  # again users whose record another thread wrote meanwhile
-            count = len(changed)
-            for user in self.store.users_older_than(cutoff):
+        changed, unchanged, has_damaged = set[str](), set[str](), False
+        cutoff, end = self._now() - self.privacy.retention, time.monotonic() + seconds
+        while users := set(self.store.users_older_than(cutoff, PAGE_SIZE + len(unchanged))) - unchanged:
+            for user in users:
                 if time.monotonic() > end:
-                    break
-                if self._expire(user, cutoff):
-                    changed.add(user)
+                    return len(changed)
+                try:
+                    is_changed = self._expire(user, cutoff)
+                except DamagedRecordError:
+                    is_changed, has_damaged = False, True
+                (changed if is_changed else unchanged).add(user)
+        if has_damaged:
+            LOG.error("%s and does not expire; %s", *DAMAGED)
         return len(changed)
 
     def check(self) -> None:
@@ -340,12 +344,11 @@ class Service:
         return len(before.texts) - len(after.texts)
 
     def _expire(self, user: str, cutoff: int) -> bool:
-        """Delete the texts of a user that were written before `cutoff`; return whether the record changed."""
-        try:
-            record = self.store.read(user)
-        except DamagedRecordError:
-            LOG.error("%s and does not expire; %s", *DAMAGED)
-            return False
+        """Delete the texts of a user that were written before `cutoff`.
+
+        Return whether the record changed; it does not if another thread writes it meanwhile.
+        """
+        record = self.store.read(user)
         if record is None:
             return False
         has_new_texts = any(text.time >= cutoff for text in record.texts)

@@ -27,6 +27,7 @@ from factorcell.config import (
     options_by_section,
 )
 from factorcell.data.columns.columns import check_columns
+from factorcell.data.columns.values import is_missing
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.preparation import prepare
@@ -40,7 +41,6 @@ from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, texts_digest
 from factorcell.io import files, lock, pretrained
 from factorcell.io.findings import LOG, log_facts, report, show
 from factorcell.io.torchrun import process_count
-from factorcell.nn.devices import AUTO
 from factorcell.nn.kernels import library
 from factorcell.nn.language_model import with_identified_base
 from factorcell.options import limits
@@ -227,8 +227,7 @@ def finetune(
     for name in options:
         check_choice("option of fine-tuning", name, [field.name for field in option_fields(TrainingConfig)])
     with locked_run_folder(folder, resume) as should_resume:
-        # The training of `base_run` may have computed on a device or with threads that this machine lacks.
-        training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, "device": AUTO, "threads": 0, **options})
+        training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
             corpus, dev_corpus = corpus.split(held_out_share(corpus), training.seed)
@@ -383,7 +382,12 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
         for chunk in table.chunks([name for name in table.columns if name in names])
         for values in zip(*chunk.values(), strict=True)
     )
-    rows = [row for index, row in enumerate(all_rows) if index in selected and is_valid_text(row[data.text])]
+    # A text without a time has no place among those of its user.
+    rows = [
+        row
+        for index, row in enumerate(all_rows)
+        if index in selected and is_valid_text(row[data.text]) and not (data.time and is_missing(row[data.time]))
+    ]
     if not rows:
         return []
     return read_streams(rows, run.config, user_column=user_column, time_column=time_column, context_columns=columns)
@@ -444,7 +448,7 @@ def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
 
 
 def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
-    """Give a stopped training the device of `config`, and delete the results of weights that change.
+    """Give a stopped training the device and the threads of `config`, and delete the results of weights that change.
 
     Raises:
         UserError: Other options or the texts differ.
@@ -453,7 +457,8 @@ def prepare_to_resume(run: Run, config: Config, corpus: Corpus) -> None:
         check_equal_options(run.folder, saved, values)
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
         raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
-    run.config = replace(run.config, training=replace(run.config.training, device=config.training.device))
+    devices = {name: getattr(config.training, name) for name in ("device", "threads")}
+    run.config = replace(run.config, training=replace(run.config.training, **devices))
     if not training_facts(run.folder):
         (run.folder / saved_results.FILE).unlink(missing_ok=True)  # of weights that change
 

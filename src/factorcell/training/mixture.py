@@ -102,7 +102,8 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus) -> tuple[Mixture, files.R
     """Fit the mixture of a run with counts of its training texts `corpus`; also return the row for training.json.
 
     Cross-validation over two halves of the development texts chooses the components. The reported perplexity of the
-    mixture comes from it too, so no text is predicted with weights that were fitted on it. Nothing is saved.
+    mixture comes from it too, so no text is predicted with weights of components that were fitted on it; the column and
+    the discounts of its counts are chosen on all these texts. Nothing is saved.
     """
     corpus, sample = limit_targets(corpus, MAX_COUNTED_TARGETS), limit_targets(dev, MAX_DEV_TARGETS)
     ngram = NGram(run.folder, run.config, corpus.tokenizer, count_ngrams(corpus, default_order(corpus.tokenizer)))
@@ -342,9 +343,9 @@ def mix(
     files.create_new_folder(folder)
     mixture.save()
     nats_of_mixture = mixed_nats(nats, mixture.weights[groups])
-    members = {"all texts": np.ones(len(groups), dtype=bool)}
+    members = [("all texts", np.ones(len(groups), dtype=bool))]
     if by is not None:
-        members |= {name: groups == index for index, name in enumerate(("rare or missing", *mixture.values))}
+        members += [(name, groups == index) for index, name in enumerate(("rare or missing", *mixture.values))]
     rows = [
         {
             "value": name,
@@ -353,7 +354,7 @@ def mix(
             "alone": np.exp(nats[is_included].mean(axis=0)).tolist(),
             "weights": mixture.weights[groups[is_included]].mean(axis=0).tolist(),
         }
-        for name, is_included in members.items()
+        for name, is_included in members
         if is_included.any()
     ]
     return mixture, rows

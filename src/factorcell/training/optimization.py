@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from factorcell.adapters.adapters import Adapter
 from factorcell.data.corpus import Batch
 from factorcell.io.torchrun import process_count
-from factorcell.nn.backbones.adapted_modules import AdapterGroup
 from factorcell.nn.devices import find_device, find_precision
 from factorcell.nn.kernels import library
 from factorcell.nn.output import Proposal, RowValues, SampledRows
@@ -105,7 +104,8 @@ class Optimization:
         """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and tables.
 
         The learning rate of a group is that of the step times its `factor`; adapters of high rank have groups of their
-        own. Most steps read few rows of the tables. `RowAdam` optimizes token tables, if there is one.
+        own, except in a Transformer, whose groups of maps join the parameters of all adapters. Most steps read few rows
+        of the tables. `RowAdam` optimizes token tables, if there is one.
         """
         model, decay = self.run.model, self.config.weight_decay
         value_tables = list(model.encoder.tables) if model.encoder else []
@@ -113,8 +113,6 @@ class Optimization:
         others = [parameter for parameter in self.parameters.values() if parameter not in tables]
         adapters = [module for module in model.modules() if isinstance(module, Adapter)]
         factors = {parameter: adapter.rate_factor for adapter in adapters for parameter in adapter.parameters()}
-        groups = [module for module in model.modules() if isinstance(module, AdapterGroup)]
-        factors |= {group.weight: group.rate_factor for group in groups if group.weight is not None}
         matrices = defaultdict[float, list[nn.Parameter]](list)  # by factor
         for parameter in others:
             if parameter.dim() > 1:

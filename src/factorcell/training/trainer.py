@@ -90,7 +90,9 @@ class Trainer(Optimization):
             reserves = limit.fixed_reserve, limit.reserve, limit.ordinary_target_seconds
             self.progress = Progress(steps, max_seconds, *reserves)
         self.shared_targets = SharedTargets.of(corpus, training.min_users) if training.min_users else None
-        observe(run.model, corpus)
+        hashed = getattr(run.model.head, "hashed", None)
+        if hashed is not None and hashed.weight.requires_grad:  # a fine-tuning of other parts does not change the bias
+            observe(run.model, corpus)
 
     def start_clocks(self) -> None:
         """Start the progress bar, and the clock up to which `progress.seconds` counts."""

@@ -58,8 +58,11 @@ class CsvRows:
         has_line_feeds = first_line.endswith("\n")
         # Python's `csv` writes such ends of lines on Windows into a file that was opened without newline="".
         has_two_returns = first_line.endswith("\r") and second_line == "\r\n"
+        previous = ""
         for read_line in self.file.lines("\n" if has_line_feeds else ""):
-            if has_two_returns and read_line == "\r\n":
+            is_second_end = has_two_returns and read_line == "\r\n" and previous.endswith("\r")
+            previous = read_line
+            if is_second_end:
                 continue
             line = LONE_RETURN.sub(" ", read_line) if has_line_feeds and "\r" in read_line else read_line
             self.lines.append(line)

@@ -305,7 +305,6 @@ class AdapterGroup(nn.Module):
 
     Attributes:
         weight: The parameters of all linear adapters (K, N), each flattened, in the order of the maps; or None.
-        rate_factor: Factor on the learning rate of `weight`, the smallest one of the adapters.
         shared_left: P (D, S) of each map; empty if S is 0.
         shared_right: Q (S, O) of each map.
     """
@@ -329,7 +328,6 @@ class AdapterGroup(nn.Module):
                     self._adapters[-1].append(None)
         self._column_counts = [matrix.shape[1] for matrix in columns]
         self.weight = nn.Parameter(torch.cat(columns, dim=1)) if columns else None
-        self.rate_factor = min((adapter.rate_factor for part in adapters for adapter in part), default=1.0)
         self._has_embeddings = any(map_.is_embedding for map_ in sizes)
         self.shared_left, self.shared_right = nn.ParameterList(), nn.ParameterList()
         for map_ in sizes if shared_rank else ():

@@ -9,6 +9,7 @@
 namespace {
 
 const float DECAY = 0.95f, EPSILON = 1e-6f;  // of Adadelta; the number that prevents divisions by zero
+const double TYPO_COST = 9;                  // nats per typo, as in completion/typos.py
 const double LATER_SHARE = 0.1;              // an invented text after another text needs this share of the threshold
 const double INFINITE = std::numeric_limits<double>::infinity();
 
@@ -51,6 +52,7 @@ void rank(Blend &a) {
     for (int64_t i = 0; i < a.alternatives; i++) {
         double score = 0;
         for (int64_t f = 0; f < a.feature_count; f++) score += a.features[i * a.feature_count + f] * a.weights[f];
+        if (i < a.texts) score -= TYPO_COST * static_cast<double>(a.typos[i]);
         a.log_probabilities[i] = score;
     }
     const double total = log_sum(a.log_probabilities, a.alternatives);
@@ -66,20 +68,21 @@ void rank(Blend &a) {
     }
 }
 
-// Whether each text comes after the others: it has typos, or is invented and less probable than a correction.
-std::vector<bool> find_later(const Blend &a) {
+// The group of each text: 0 for those that come first, 1 for texts with typos, and 2 for invented texts that are less
+// probable than a correction.
+std::vector<int> find_groups(const Blend &a) {
     double best_correction = -INFINITE;
     for (int64_t i = 0; i < a.texts; i++) {
         const double *const x = a.features + i * a.feature_count;
         const bool is_correction = x[MODEL] != 0 && !is_invented(x) && a.typos[i] > 0;
         if (is_correction) best_correction = std::max(best_correction, x[MODEL_LOG_P]);
     }
-    std::vector<bool> is_later;
+    std::vector<int> groups;
     for (int64_t i = 0; i < a.texts; i++) {
         const double *const x = a.features + i * a.feature_count;
-        is_later.push_back(a.typos[i] > 0 || (is_invented(x) && x[MODEL_LOG_P] < best_correction));
+        groups.push_back(a.typos[i] > 0 ? 1 : is_invented(x) && x[MODEL_LOG_P] < best_correction ? 2 : 0);
     }
-    return is_later;
+    return groups;
 }
 
 }  // namespace
@@ -152,8 +155,8 @@ void factorcell_blend(Blend *a) {
         const bool is_certain = a->typos[text] == 0 && !is_invented(a->features + text * a->feature_count);
         if (i < a->count || is_certain) best.push_back(text);
     }
-    const std::vector<bool> is_later = find_later(*a);
-    std::stable_partition(best.begin(), best.end(), [&](int64_t text) { return !is_later[text]; });
+    const std::vector<int> groups = find_groups(*a);
+    std::stable_sort(best.begin(), best.end(), [&](int64_t i, int64_t j) { return groups[i] < groups[j]; });
     a->count = std::min(a->count, static_cast<int64_t>(best.size()));
     std::copy(best.begin(), best.begin() + a->count, a->suggestions);
 }
