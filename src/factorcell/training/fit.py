@@ -382,12 +382,9 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
         for chunk in table.chunks([name for name in table.columns if name in names])
         for values in zip(*chunk.values(), strict=True)
     )
+    rows = [row for index, row in enumerate(all_rows) if index in selected and is_valid_text(row[data.text])]
     # A text without a time has no place among those of its user.
-    rows = [
-        row
-        for index, row in enumerate(all_rows)
-        if index in selected and is_valid_text(row[data.text]) and not (data.time and is_missing(row[data.time]))
-    ]
+    rows = [row for row in rows if data.time not in row or not is_missing(row[data.time])]
     if not rows:
         return []
     return read_streams(rows, run.config, user_column=user_column, time_column=time_column, context_columns=columns)
