@@ -138,7 +138,8 @@ def test_suggestions_follow_the_rules_of_the_blend() -> None:
         texts = [f"text {number}" for number in random.permutation(count)]
         candidates = Candidates(texts, features, random.integers(0, 2, count).tolist())
         weights = BlendWeights(DEFAULT_WEIGHTS.values, float(random.random() / 2))
-        scores = features @ weights.array - TYPO_COST * np.array([*candidates.typos, 0])
+        costs = TYPO_COST * np.array([*candidates.typos, 0]) * (features[:, INDICATORS["model"]] == 0)
+        scores = features @ weights.array - costs
         log_probs = scores - np.logaddexp.reduce(scores)
         suggestions = weights.merge(candidates, k)
         expected = expected_suggestions(candidates, log_probs, weights.threshold, k)

@@ -1,5 +1,6 @@
 """The linear classifier against scikit-learn's TF-IDF vectorizer, and against loops over texts and columns."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.preparation import prepare
 from factorcell.errors import UserError
 from factorcell.evaluation import linear_classifier
-from factorcell.evaluation.linear_classifier import LinearClassifier, load, save, target_labels
+from factorcell.evaluation.classification import classify
+from factorcell.evaluation.linear_classifier import BASELINES_FILE, LinearClassifier, load, save, target_labels
 from tests.findings import collected_findings
+from tests.small_runs import ROWS, make_run
 
 WORDS = {"a": ["sun", "sea", "sand", "wave"], "b": ["snow", "ice", "sun", "wood"], "c": ["sand", "wood", "dune"]}
 
@@ -153,3 +156,15 @@ def test_saved_classifiers_are_read_back(tmp_path: Path) -> None:
     assert load(tmp_path / "none", corpus.schema) == {}
     with pytest.raises(UserError, match="does not belong to this schema"):
         load(tmp_path / "file", read(rows, "kind", "year:number").schema)
+
+
+def test_a_part_of_the_texts_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    corpus = run.prepare(ROWS * 20)
+    part = LinearClassifier.fit(corpus, "city", max_cost=20 * 1000)
+    assert 0 < part.read_share < 1
+    save(run.folder / BASELINES_FILE, {"city": part})
+    (loaded,) = load(run.folder / BASELINES_FILE, run.schema).values()
+    assert loaded.read_share == part.read_share
+    names = list(classify(run, ROWS * 3, "city").other_predictions)
+    assert any(re.fullmatch(r"linear baseline, fitted to \d+ % of the texts", name) for name in names)

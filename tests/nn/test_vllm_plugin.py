@@ -3,6 +3,7 @@
 import abc
 import asyncio
 import gc
+import platform
 import subprocess
 import sys
 import types
@@ -112,7 +113,7 @@ def test_names_describe_contexts(name: str, context: dict[str, str] | None) -> N
 def test_folders_are_bounded_and_shared_by_names_of_one_context(run: Run, tmp_path: Path) -> None:
     run.save_weights({})
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    (tmp_path / "loras" / f"factorcell-{int(ended.stdout)}-x").mkdir(parents=True)
+    (tmp_path / "loras" / f"factorcell-{int(ended.stdout)}@{platform.node()}-x").mkdir(parents=True)
     loras = vllm_plugin.ContextLoras(run.folder, tmp_path / "loras", count=2)
     first, second = loras.find("city=Oslo"), loras.find("city=Rome")
     assert loras.find(" city=Oslo") == first  # the second one is now the oldest

@@ -84,12 +84,16 @@ def test_the_pause_of_an_active_user_does_not_expire(open_service: OpenService, 
     assert service.store.users() == [], "the pause of an inactive user expires"
 
 
-def test_a_damaged_record_does_not_expire(open_service: OpenService, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_record_does_not_expire(
+    open_service: OpenService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An operator can restore it; the texts of others are deleted."""
     now = 1_000_000.0
     service = open_service(privacy=Privacy(retention=100), clock=lambda: now)
     service.accept("ann", "ab")
+    now += 1
     service.accept("bob", "cab")
+    monkeypatch.setattr("factorcell.service.engine.PAGE_SIZE", 1)
     read = service.store.read
 
     def read_damaged(user: str) -> Record | None:

@@ -191,7 +191,9 @@ class Prefix(VariableEmbeddings):
         initial_std = size**-0.5  # the same standard deviation as for token embeddings
         super().__init__(schema, size, initial_std)
         for table in self.tables:
-            table.data[0] = 0.0  # the unknown value, which training does not change if no value is rare
+            # The unknown value, which training does not change if no value is rare. A code of zeros would stay zero in
+            # all layers of a Transformer, whose normalization has large gradients there.
+            table.data[0] = table.data[min(1, len(table) - 1) :].mean(0)
         self.add_texts_and_vectors(size, initial_std)
         self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
 

@@ -78,7 +78,7 @@ def add_tune_online_arguments(parser: Parser) -> None:
     _add_stream_options(parser, "complete about one in N texts to fit the weights of the blend")
     help_text = "optimizer to try (repeatable; default: all)"
     parser.add("--optimizer", repeatable=True, choices=ONLINE_OPTIMIZERS, help=help_text)
-    help_text = "time limit; the command reads 2,000 texts per minute, and ends earlier if nothing remains to be tried"
+    help_text = "time limit; at most 2,000 texts are read per minute, and the command may end earlier"
     parser.add("--minutes", default=5.0, help=help_text)
     help_text = "maximum norm of a user vector, relative to the largest norm in training; 0: no limit"
     parser.add("--max-norm", default=2.0, rare=True, help=help_text)
@@ -111,8 +111,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     if (run.folder / POPULARITY).exists():
         blend = Blend(run, Popularity.from_run(run), unknown=arguments.unknown, seconds=arguments.seconds)
         learner = online.Learner(run, rule, arguments.unknown)
-        deadline = max(start + seconds, time.monotonic() + tuning.MIN_BLEND_SHARE * seconds)
-        weights, ranks = tuning.fit_blend(blend, learner, user_streams, deadline)
+        weights, ranks = tuning.fit_blend(blend, learner, user_streams, tuning.blend_deadline(start, seconds))
         blend_rows = [{**ranks, "weights": dict(weights.values), "threshold": weights.threshold}]
     save_settings(run, rule, weights)
     if arguments.json:

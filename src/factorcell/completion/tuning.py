@@ -132,7 +132,7 @@ def fit_settings(
         return None
     rule, tried = fit_rule(run, part, unknown="group", deadline=start + RULE_SHARE * seconds)
     blend = Blend(run, Popularity.from_run(run), unknown="group", max_expanded=MAX_EXPANDED)
-    weights, ranks = fit_blend(blend, Learner(run, rule, "group"), part, start + seconds)
+    weights, ranks = fit_blend(blend, Learner(run, rule, "group"), part, blend_deadline(start, seconds))
     change = next(row["change"] for row in tried if (row["optimizer"], row["rate"]) == (rule.optimizer, rule.rate))
     return rule, weights, {"learning_rule": str(rule), "perplexity_change": change, **ranks}
 
@@ -148,6 +148,11 @@ def fit_blend(
             break
     weights = BlendWeights.fit(list(chain.from_iterable(examples)))
     return weights, compare_with_model(examples)
+
+
+def blend_deadline(start: float, seconds: float) -> float:
+    """Return when the fit of the blend ends, if all began at `start`: it has a part of the `seconds` in any case."""
+    return max(start + seconds, time.monotonic() + MIN_BLEND_SHARE * seconds)
 
 
 def first_texts(streams: Sequence[Stream], max_texts: int) -> list[Stream]:

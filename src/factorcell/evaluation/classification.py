@@ -130,7 +130,8 @@ def _describe_baseline(linear: LinearClassifier, source: Any) -> str:
     columns, name = dict.fromkeys(other.source_column for other in linear.others), LINEAR_BASELINE
     if absent := [column for column in columns if column not in _columns(source)]:
         name += f" without {', '.join(absent)}"
-    return name if linear.read_share == 1 else f"{name}, fitted to {100 * linear.read_share:.2g} % of the texts"
+    percent = min(99, math.ceil(100 * linear.read_share))
+    return name if linear.read_share == 1 else f"{name}, fitted to {percent} % of the texts"
 
 
 def _classify_texts(

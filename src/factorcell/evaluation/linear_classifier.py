@@ -230,7 +230,7 @@ def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
     tensors, facts = files.load_tensors(path)
     arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
     classifiers: dict[str, LinearClassifier] = {}
-    for index, (target, order, read_share) in enumerate(facts["orders"]):
+    for index, (target, order, *share) in enumerate(facts["orders"]):
         ngrams, idf, weights, bias = (arrays[f"{index}:{name}"] for name in ("ngrams", "idf", "weights", "bias"))
         others = other_variables(schema, target)
         edges = {
@@ -242,7 +242,7 @@ def load(path: Path, schema: ContextSchema) -> dict[str, LinearClassifier]:
         if variable is None or weights.shape != (size, len(variable.values) - 1):
             raise UserError(f"{path}: does not belong to this schema; train the run again")
         classifiers[target] = LinearClassifier(
-            variable, others, order, ngrams.view(np.uint64), idf, edges, weights, bias, read_share
+            variable, others, order, ngrams.view(np.uint64), idf, edges, weights, bias, *share
         )
     return classifiers
 

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import logging
 import os
+import platform
 import shutil
 import tempfile
 import threading
@@ -24,7 +25,7 @@ from factorcell.runs.run import Run
 
 RUN_VARIABLE, FOLDER_VARIABLE, COUNT_VARIABLE = "FACTORCELL_RUN", "FACTORCELL_LORAS", "FACTORCELL_LORA_COUNT"
 DEFAULT_COUNT = 1000
-PREFIX = "factorcell-"  # of the name of the folder of a process, before its id
+PREFIX = "factorcell-"  # of the name of the folder of a process, before its id and the name of its machine
 LOG = logging.getLogger(__name__)
 
 
@@ -56,10 +57,11 @@ class ContextLoras:
         if run is None:
             run = Run.open(self.run_folder, mixture=False)
             self.folder.mkdir(parents=True, exist_ok=True)
-            for path in self.folder.glob(f"{PREFIX}*"):
-                if _has_ended(path.name.split("-")[1]):
+            for path in self.folder.glob(f"{PREFIX}*@{platform.node()}-*"):
+                if _has_ended(path.name.removeprefix(PREFIX).partition("@")[0]):
                     shutil.rmtree(path, ignore_errors=True)
-            folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=self.folder))
+            name = f"{PREFIX}{os.getpid()}@{platform.node()}-"
+            folder = Path(tempfile.mkdtemp(prefix=name, dir=self.folder))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             self._opened = run, folder
         return run, folder
@@ -87,12 +89,12 @@ class ContextLoras:
 
 
 def _has_ended(process: str) -> bool:
-    """Return whether there is no process with this id."""
+    """Return whether there is no process with this id on this machine."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
         return True
-    except (ValueError, PermissionError):
+    except (ValueError, OSError):
         pass
     return False
 

@@ -270,20 +270,23 @@ class Service:
         """
         if self.privacy.retention is None:
             return 0
-        changed, unchanged, has_damaged = set[str](), set[str](), False
+        visited, count, has_damaged = set[str](), 0, False
         cutoff, end = self._now() - self.privacy.retention, time.monotonic() + seconds
-        while users := set(self.store.users_older_than(cutoff, PAGE_SIZE + len(unchanged))) - unchanged:
+        while time.monotonic() <= end:
+            users = set(self.store.users_older_than(cutoff, PAGE_SIZE + len(visited))) - visited
+            if not users:
+                break
             for user in users:
                 if time.monotonic() > end:
-                    return len(changed)
+                    break
                 try:
-                    is_changed = self._expire(user, cutoff)
+                    count += self._expire(user, cutoff)
                 except DamagedRecordError:
-                    is_changed, has_damaged = False, True
-                (changed if is_changed else unchanged).add(user)
+                    has_damaged = True
+                visited.add(user)
         if has_damaged:
             LOG.error("%s and does not expire; %s", *DAMAGED)
-        return len(changed)
+        return count
 
     def check(self) -> None:
         """Raise a `StoreError` unless the store can be read and written; query a working store once per second."""

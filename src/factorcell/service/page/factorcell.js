@@ -22,7 +22,7 @@
   const SCRIPT_URL = script?.src ? new URL(".", script.src).href : `${location.origin}/`;
   const REQUEST_TIMEOUT = 10_000; // milliseconds
   const FIRST_PAUSE = 0.5; // seconds before the second attempt to send an accepted text; each pause is twice the last
-  const MAX_ERRORS = 6; // attempts after which an unexpected error of the service ends them
+  const MAX_ERRORS = 6; // unexpected errors of the service after which the attempts end
   const MAX_PAUSE = 30; // seconds
   const MAX_KEEPALIVE = 10_000; // characters of the longest text sent with `keepalive`, whose bytes browsers limit
   const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
@@ -271,11 +271,11 @@
     }
 
     async #sendWithRetries(client, body) {
-      for (let attempt = 1; ; attempt++) {
+      for (let attempt = 1, errors = 0; ; attempt++) {
         try {
           return await client.accept(body);
         } catch (error) {
-          if (!error.isTemporary || (error.status === 500 && attempt === MAX_ERRORS)) throw error;
+          if (!error.isTemporary || (error.status === 500 && ++errors === MAX_ERRORS)) throw error;
           await sleep(Math.min(MAX_PAUSE, Math.max(error.retry ?? 0, FIRST_PAUSE * 2 ** (attempt - 1))));
         }
       }

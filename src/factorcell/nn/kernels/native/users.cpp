@@ -52,7 +52,9 @@ void rank(Blend &a) {
     for (int64_t i = 0; i < a.alternatives; i++) {
         double score = 0;
         for (int64_t f = 0; f < a.feature_count; f++) score += a.features[i * a.feature_count + f] * a.weights[f];
-        if (i < a.texts) score -= TYPO_COST * static_cast<double>(a.typos[i]);
+        // The log probability of a text that the model proposes already has this cost.
+        const bool is_proposed = a.features[i * a.feature_count + MODEL] != 0;
+        if (i < a.texts && !is_proposed) score -= TYPO_COST * static_cast<double>(a.typos[i]);
         a.log_probabilities[i] = score;
     }
     const double total = log_sum(a.log_probabilities, a.alternatives);
