@@ -273,7 +273,7 @@ class Service:
         visited, count, has_damaged = set[str](), 0, False
         cutoff, end = self._now() - self.privacy.retention, time.monotonic() + seconds
         while time.monotonic() <= end:
-            users = set(self.store.users_older_than(cutoff, PAGE_SIZE + len(visited))) - visited
+            users = set(self.store.users_older_than(cutoff, PAGE_SIZE + len(visited) - count)) - visited
             if not users:
                 break
             for user in users:
