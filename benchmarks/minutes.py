@@ -145,7 +145,7 @@ def table(rows: list[Row]) -> str:
     for group in sorted(set(groups)):
         cases, minutes = [row for row, other in zip(rows, groups, strict=True) if other == group], group[1]
         late = [row["seconds"] - 60 * minutes for row in cases]
-        # Of trainings that did not end early, because they no longer improved or had made the largest number of passes.
+        # Some trainings end early: they no longer improve, or have made the largest number of passes.
         complete = [row for row in cases if not row["stopped_early"] and row["seconds"] > USED_SHARE * 60 * minutes]
         shares = [100 * row["step_seconds"] / (60 * minutes) for row in complete]
         costs = [100 * (row["perplexity"] / row["repeated"] - 1) for row in cases if "repeated" in row]

@@ -103,7 +103,7 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus) -> tuple[Mixture, files.R
 
     Cross-validation over two halves of the development texts chooses the components. The reported perplexity of the
     mixture comes from it too, so no text is predicted with weights of components that were fitted on it; the column and
-    the discounts of its counts are chosen on all these texts. Nothing is saved.
+    the shares of its orders are chosen on all these texts. Nothing is saved.
     """
     corpus, sample = limit_targets(corpus, MAX_COUNTED_TARGETS), limit_targets(dev, MAX_DEV_TARGETS)
     ngram = NGram(run.folder, run.config, corpus.tokenizer, count_ngrams(corpus, default_order(corpus.tokenizer)))

@@ -192,7 +192,7 @@ def add_options(specified: SpecifiedOptions, options: Mapping[str, Any]) -> dict
 def resumed_config(specified: SpecifiedOptions, saved: Config, is_limited: bool = False) -> Config:
     """Return the options of a training that resumes: the `specified` ones replace those of the `saved` config.
 
-    Of a training with a time limit, the config has the steps and passes that it made.
+    The config of a training with a time limit (`is_limited`) has the steps and passes that it made.
     """
     recorded = (*RECORDED, "steps", "epochs") if is_limited else RECORDED
     options = {

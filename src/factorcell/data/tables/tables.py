@@ -205,7 +205,7 @@ def to_value_list(values: Any) -> list[Any]:
     type_name = str(getattr(values, "dtype", "")).lower()
     if type_name == "category":
         categorical = getattr(values, "cat", values).remove_unused_categories()
-        categorical = getattr(categorical, "cat", categorical)
+        categorical = getattr(categorical, "cat", categorical)  # of a series, the result is a series
         categories = to_value_list(categorical.categories)
         return [categories[code] if code >= 0 else None for code in categorical.codes.tolist()]
     if type_name.startswith(NARROW_FLOATS) and values.ndim == 1:
