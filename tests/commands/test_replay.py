@@ -82,7 +82,7 @@ def test_systems_are_chosen_by_default(folder: Path) -> None:
     words = command(folder)
     index = words.index("--compare")
     assert main([*words[:index], *words[index + 2 :]]) == 0
-    assert {row["system"] for row in rows_of(folder / "out" / "rows.jsonl")} == {"plain", "mpc", "history"}
+    assert {row["system"] for row in rows_of(folder / "out" / "rows.jsonl")} == {"plain", "mpc", "history", "known"}
 
 
 def test_options_limit_the_texts_and_the_time(folder: Path) -> None:

@@ -247,15 +247,16 @@ def test_plain_uses_the_context_but_not_the_user(tmp_path: Path) -> None:
 
 def test_users_are_learned_and_blended(tmp_path: Path) -> None:
     folder = save(tmp_path / "run", data=CITY)
-    TextCounts.of(["abc"] * 3, 1).save(folder / POPULARITY)
+    TextCounts.of(["cab"] * 3 + ["cabba"], 1).save(folder / POPULARITY)
     run, row = Run.open(folder), {"text": "cabcab", "city": "Rome"}
     systems, completer, popularity = open_systems(run, seconds=9.0), Completer(run), Popularity.from_run(run)
-    assert list(systems) == ["plain", "mpc", "history", "online", "blend"]
+    assert list(systems) == ["plain", "mpc", "history", "known", "online", "blend"]
     user, history = learn_one(run, User.new(run), "cabcab"), History(("cabba",))
     expected = {
         "plain": completer.complete("ca", User.new(run)),
         "mpc": popularity.complete("ca"),
         "history": history.complete("ca"),
+        "known": [*history.complete("ca"), *popularity.complete("ca")[:1]],
         "online": completer.complete("ca", user),
         "blend": Blend(run, popularity).complete("ca", user),
     }
@@ -269,7 +270,7 @@ def test_systems_that_a_run_lacks(tmp_path: Path) -> None:
     alike = Run.open(save(tmp_path / "alike", data=CITY, adapt=["prefix"], output_bias=[]))
     assert list(open_systems(run)) == list(open_systems(alike)) == ["plain", "history"]
     TextCounts.of(["abc"] * 3, 1).save(alike.folder / POPULARITY)
-    assert list(open_systems(alike)) == ["plain", "mpc", "history"]
+    assert list(open_systems(alike)) == ["plain", "mpc", "history", "known"]
     for name, message in (
         ("plane", r"unknown system 'plane' .did you mean 'plain'"),
         ("mpc", "training writes it"),

@@ -16,11 +16,11 @@ from factorcell.completion import tuning
 from factorcell.completion.blend import DEFAULT_WEIGHTS, FEATURES, Blend, BlendWeights, Candidates, Example
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
-from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay import Stream, read_streams
+from factorcell.completion.popularity import Popularity
+from factorcell.completion.replay import Stream, known_texts_system, read_streams, replay
 from factorcell.completion.tuning import (
     candidate_lists,
-    compare_with_model,
+    measure_blend,
     progressive_sums,
 )
 from factorcell.data.counts import POPULARITY, TextCounts
@@ -148,24 +148,17 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
         return float(np.mean(reciprocal_ranks))
 
     assert mean_rank(lists, BlendWeights.fit(lists)) > mean_rank(lists, upside_down)
-    row = row_of_all = compare_with_model(lists_of_users)
+    row = row_of_all = measure_blend(lists_of_users)
     assert (row["queries"], row["users"]) == (11, 3)
     # With fewer users than folds, the weights for a user are fitted to all other users.
     others = [list(chain(*lists_of_users[:user], *lists_of_users[user + 1 :])) for user in range(3)]
     expected = [mean_rank(lists_of_users[user], BlendWeights.fit(others[user])) for user in range(3)]
     assert row["mrr"] == pytest.approx(np.average(expected, weights=list(map(len, lists_of_users))))
-    assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_model"])
-    alone = compare_with_model(lists_of_users[:1])
+    assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_known"])
+    alone = measure_blend(lists_of_users[:1])
     assert alone["mrr"] == pytest.approx(mean_rank(lists_of_users[0], DEFAULT_WEIGHTS)), "there is no other user"
-    for name, texts_of in (("popularity", popularity.complete), ("history", None)):
-        ranks = []
-        for stream in streams(run):
-            for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
-                if prefix is not None:
-                    history = History(tuple(other["text"] for other in stream.rows[:position]))
-                    texts = [suggestion.text for suggestion in (texts_of or history.complete)(prefix)]
-                    ranks.append(1 / (texts.index(row["text"]) + 1) if row["text"] in texts else 0)
-        assert row_of_all[f"mrr_{name}"] == pytest.approx(np.mean(ranks))
+    rows = list(replay({"known": known_texts_system(popularity)}, streams(run), "text"))
+    assert row_of_all["mrr_known"] == pytest.approx(np.mean([1 / (row["rank"] or math.inf) for row in rows]))
 
 
 def test_no_user_is_ranked_with_weights_that_were_fitted_to_the_user() -> None:
@@ -176,7 +169,7 @@ def test_no_user_is_ranked_with_weights_that_were_fitted_to_the_user() -> None:
     for lists in lists_of_users:
         best, _ = BlendWeights.fit(lists).merge(candidates, 10)
         assert best.text == lists[0][1], "the weights of a user rank the text of this user first"
-    assert compare_with_model(lists_of_users)["mrr"] == pytest.approx(1 / 2)
+    assert measure_blend(lists_of_users)["mrr"] == pytest.approx(1 / 2)
 
 
 def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
@@ -190,7 +183,7 @@ def test_the_model_alone_is_measured_on_its_own_suggestions() -> None:
                 texts = [suggestion.text for suggestion in completer.complete(prefix, user)]
                 ranks.append(1 / (texts.index(row["text"]) + 1) if row["text"] in texts else 0)
             (user,), _ = learner.learn([user], [row["text"]])
-    row = compare_with_model(list(candidate_lists(Blend(run, popularity), learner, streams(run))))
+    row = measure_blend(list(candidate_lists(Blend(run, popularity), learner, streams(run))))
     assert row["mrr_model"] == pytest.approx(np.mean(ranks))
 
 
@@ -217,8 +210,8 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     run = Run.open(folder)
     assert f"{folder}: learning rule set to " in shown
-    assert all(f"  {name:<14} 0." in shown for name in ("blend", "model alone", "popularity alone", "history alone"))
-    assert "  blend - model  " in shown
+    assert all(f"  {name:<14} 0." in shown for name in ("blend", "model alone", "known texts"))
+    assert "  blend - known  " in shown
     assert LearningRule.load(run.folder).optimizer == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT_WEIGHTS
     assert main([*command, "--json"]) == 0

@@ -83,7 +83,8 @@ NATS = {"plain": 10.0, "online": 8.0, "unadapted": 10.0}
 
 def test_figures_are_those_of_the_rows() -> None:
     ranks: dict[str, tuple[int | None, ...]] = {
-        **{"mpc": (None, 2), "history": (None, None), "plain": (4, None), "online": (1, 4), "blend": (1, 2)},
+        **{"mpc": (None, 2), "history": (None, None), "known": (None, 3)},
+        **{"plain": (4, None), "online": (1, 4), "blend": (1, 2)},
         "unadapted": (None, 1),
     }
     rows = [

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from factorcell.bootstrap import Interval
 from factorcell.completion.blend import DEFAULT_WEIGHTS, Blend, BlendWeights, new_suggester
 from factorcell.completion.online import SETTINGS, LearningRule, User
 from factorcell.config import Config
@@ -136,11 +137,12 @@ def test_runs_without_users_have_no_settings(tmp_path: Path) -> None:
     assert (run.folder / "popularity.jsonl").exists()
 
 
-def test_a_model_that_suggests_worse_than_counts_is_reported(tmp_path: Path) -> None:
+def test_a_model_that_adds_nothing_to_known_texts_is_reported(tmp_path: Path) -> None:
     run = train_run(rows_of(60), rows_of(10, name="new"), OPTIONS, tmp_path / "run")
     facts = files.read_json(run.folder / "training.json")
-    for mrr, is_reported in ((0.1, True), (0.9, False)):
-        facts["completion"] |= {"mrr_model": mrr, "mrr_popularity": 0.5}
+    differences = [Interval(0.1), Interval(0.1, 0.05, 0.2), Interval(-0.1), Interval(0.1, -0.1, 0.2)]
+    for difference, is_reported in zip(differences, (False, False, True, True), strict=True):
+        facts["completion"] |= difference.to_row("mrr_difference")
         files.write_json(run.folder / "training.json", facts)
         names = [finding.name for finding in run_findings(run, [])]
         assert ("weak model" in names) == is_reported

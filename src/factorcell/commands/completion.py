@@ -132,23 +132,21 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
 
 
 def _show_blend(row: Mapping[str, Any]) -> None:
-    """Print the mean reciprocal ranks of the blend and of its sources alone."""
-    from factorcell.completion.blend import ORDERS
-
+    """Print the mean reciprocal ranks of the blend and of its baselines."""
     count = f"{row['queries']:,} of these texts, by {row['users']:,} users"
     terminal.show(f"mean reciprocal rank on {count} (blend: with weights fitted to other users):")
     terminal.show(f"  {'blend':<14} {terminal.format_interval(row, 'mrr')} (weights fitted to all users)")
-    for source in ORDERS:
-        terminal.show(f"  {f'{source} alone':<14} {terminal.format_interval(row, f'mrr_{source}')}")
-    terminal.show(f"  blend - model  {terminal.format_difference(row, 'mrr_difference')}")
+    terminal.show(f"  {'model alone':<14} {terminal.format_interval(row, 'mrr_model')}")
+    terminal.show(f"  {'known texts':<14} {terminal.format_interval(row, 'mrr_known')} (of the user, then popular)")
+    terminal.show(f"  {'blend - known':<14} {terminal.format_difference(row, 'mrr_difference')}")
 
 
 def add_replay_arguments(parser: Parser) -> None:
     parser.add("run", help="run folder of a model with tokenizer char, grapheme, bpe or pretrained")
     parser.add("heldout", type=Path, metavar="HELDOUT", help="table of held-out texts with columns for user and time")
     help_text = "systems to compare: plain (the run without online learning, for the unknown user), "
-    help_text += "mpc (popular texts), history (texts of the user), online (the run with online learning), blend "
-    help_text += "(default: all systems that RUN supports)"
+    help_text += "mpc (popular texts), history (texts of the user), known (history, then mpc: no model), online "
+    help_text += "(the run with online learning), blend (default: all systems that RUN supports)"
     parser.add("--compare", metavar="NAME[,NAME...]", help=help_text)
     help_text = "new folder for rows and summary"
     parser.add("--out", type=OUTPUT_FOLDER, required=True, metavar="FOLDER", help=help_text)

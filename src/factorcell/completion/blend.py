@@ -64,6 +64,8 @@ BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds i
 FEATURES = tuple(BOUNDS)
 # Source -> the index of the feature that is 1 for its texts and 0 for all others.
 INDICATORS = {source: FEATURES.index(name) for source, name in zip(ORDERS, ("model", "popular", "own"), strict=True)}
+# What a blend is compared with: the model alone, and completion without a model -> its sources, the best texts first.
+BASELINES = {"model": ("model",), "known": ("history", "popularity")}
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,14 @@ class Candidates:
     features: Floats  # of the texts, and of "none of them" in the last row (C, F)
     typos: Sequence[int]  # the number of typing errors of the prefix, if the user intends the text (C - 1,)
 
-    def rank_alone(self, text: str, source: str) -> int | None:
-        """Return the rank of `text` among the texts of one source, from 1; None if the source does not propose it."""
-        order, indicator = FEATURES.index(ORDERS[source]), INDICATORS[source]
-        rows = zip(self.features[:-1].tolist(), self.texts, strict=True)
-        ranked = sorted((-features[order], proposed) for features, proposed in rows if features[indicator])
-        return rank_of(text, [proposed for _, proposed in ranked])
+    def rank_alone(self, text: str, sources: Sequence[str]) -> int | None:
+        """Return the rank of `text` if one source follows another, from 1; None if they do not propose it."""
+        proposed = list[str]()
+        for source in sources:
+            order, indicator = FEATURES.index(ORDERS[source]), INDICATORS[source]
+            rows = zip(self.features[:-1].tolist(), self.texts, strict=True)
+            proposed += (name for _, name in sorted((-row[order], name) for row, name in rows if row[indicator]))
+        return rank_of(text, list(dict.fromkeys(proposed)))
 
 
 class Ranking(NamedTuple):
@@ -215,7 +219,7 @@ class BlendWeights:
         ]
         sufficient = sorted({0.0, *(probability for probability, _ in invented)})
         best_alone = max(
-            sum(1 / rank for candidates, text in examples if (rank := candidates.rank_alone(text, source)))
+            sum(1 / rank for candidates, text in examples if (rank := candidates.rank_alone(text, [source])))
             for source in ORDERS
         )
         least = min(MIN_GAIN * best_alone, (1 - MAX_COST) * sum_of_ranks(0.0))

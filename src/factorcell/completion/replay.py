@@ -132,8 +132,9 @@ def open_systems(
     """Return completion systems by name, by default all for which the run has users and popular texts.
 
     The systems are `plain` (the run without online learning, for the unknown user), `mpc` (most popular completion),
-    `history` (the earlier texts of the user), `online` (the run with online learning) and `blend`. A run that does not
-    distinguish users does not read `user_column`. `seconds` limits the time of each search.
+    `history` (the earlier texts of the user), `known` (these, then popular texts), `online` (the run with online
+    learning) and `blend`. A run that does not distinguish users does not read `user_column`. `seconds` limits the time
+    of each search.
     """
     options: dict[str, Any] = {"unknown": unknown, "seconds": seconds}
     completer, columns = Completer(run, **options), context_columns(run, user_column)
@@ -142,11 +143,13 @@ def open_systems(
         "plain": lambda: model_system(completer, columns, User.new(run) if has_users else None),
         "mpc": lambda: popular_texts_system(Popularity.from_run(run)),
         "history": lambda: lambda prefix, row, history, user: history.complete(prefix, SUGGESTION_COUNT),
+        "known": lambda: known_texts_system(Popularity.from_run(run)),
         "online": lambda: model_system(completer, columns),
         "blend": lambda: model_system(Blend(run, Popularity.from_run(run), **options), columns),
     }
     if names is None:
-        is_possible = {"mpc": has_popular_texts, "online": has_users, "blend": has_users and has_popular_texts}
+        is_possible = dict.fromkeys(("mpc", "known"), has_popular_texts)
+        is_possible |= {"online": has_users, "blend": has_users and has_popular_texts}
         names = [name for name in factories if is_possible.get(name, True)]
     for name in names:
         check_choice("system", name, factories)
@@ -171,6 +174,18 @@ def model_system(suggester: Completer, columns: Sequence[str] = (), new_user: Us
 def popular_texts_system(popularity: Popularity) -> System:
     """Return a system that completes with popular texts."""
     return lambda prefix, row, history, user: popularity.complete(prefix, SUGGESTION_COUNT)
+
+
+def known_texts_system(popularity: Popularity) -> System:
+    """Return a system without a model, which completes with the earlier texts of the user, then with popular texts."""
+
+    def suggest(prefix: str, row: Mapping[str, Any], history: History, user: User | None) -> list[Suggestion]:
+        earlier = history.complete(prefix, SUGGESTION_COUNT)
+        texts = {suggestion.text for suggestion in earlier}
+        popular = popularity.complete(prefix, SUGGESTION_COUNT)
+        return [*earlier, *(suggestion for suggestion in popular if suggestion.text not in texts)]
+
+    return suggest
 
 
 def context_columns(run: Run, user_column: str) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap
-from factorcell.completion.blend import ORDERS, Blend, BlendWeights, Example, rank_of
+from factorcell.completion.blend import BASELINES, Blend, BlendWeights, Example, rank_of
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import MIN_PROPOSALS, Popularity
@@ -125,7 +125,7 @@ def fit_settings(
 
     Values of the context that training never saw are read as rare values. Return the rule, the weights, and a row for
     training.json: `learning_rule`, the relative `perplexity_change` by learning users, and the figures of
-    `compare_with_model`; or None if no text can be completed.
+    `measure_blend`; or None if no text can be completed.
     """
     part, start = first_texts(streams, max_texts), time.monotonic()
     if all(prefix is None for stream in part for prefix in stream.prefixes):
@@ -140,14 +140,14 @@ def fit_settings(
 def fit_blend(
     blend: Blend, learner: Learner, streams: Sequence[Stream], deadline: float = math.inf
 ) -> tuple[BlendWeights, Row]:
-    """Fit the weights of a blend, to no further users after `deadline`; also return `compare_with_model`."""
+    """Fit the weights of a blend, to no further users after `deadline`; also return `measure_blend`."""
     examples = list[list[Example]]()
     for examples_of_user in candidate_lists(blend, learner, streams):
         examples.append(examples_of_user)
         if time.monotonic() > deadline:
             break
     weights = BlendWeights.fit(list(chain.from_iterable(examples)))
-    return weights, compare_with_model(examples)
+    return weights, measure_blend(examples)
 
 
 def blend_deadline(start: float, seconds: float) -> float:
@@ -169,31 +169,32 @@ def first_texts(streams: Sequence[Stream], max_texts: int) -> list[Stream]:
     return [replace(stream, rows=stream.rows[:count], prefixes=stream.prefixes[:count]) for stream in streams[::step]]
 
 
-def compare_with_model(examples_of_users: Sequence[Sequence[Example]]) -> Row:
-    """Compare the blend with its sources alone, on users to whom the weights of the blend were not fitted.
+def measure_blend(examples_of_users: Sequence[Sequence[Example]]) -> Row:
+    """Compare the blend with its baselines, on users to whom the weights of the blend were not fitted.
 
     The users are divided into `FOLD_COUNT` folds. The texts of a fold are ranked with weights that are fitted to the
     users of the other folds.
 
     Returns:
         A row with `queries`, `users`, and the mean reciprocal ranks of the entered texts: `mrr` of the blend,
-        `mrr_model`, `mrr_popularity` and `mrr_history` of a source alone, and `mrr_difference` of blend and model.
+        `mrr_model` of the model alone, `mrr_known` of known texts (the user's own, then popular ones), and
+        `mrr_difference` of the blend and known texts: the gain from having a model.
     """
-    sums = np.zeros((len(examples_of_users), len(ORDERS) + 2))
+    sums = np.zeros((len(examples_of_users), len(BASELINES) + 2))
     for fold in range(FOLD_COUNT):
         other_users = (examples for index, examples in enumerate(examples_of_users) if index % FOLD_COUNT != fold)
         weights = BlendWeights.fit(list(chain.from_iterable(other_users)))
         for index in range(fold, len(examples_of_users), FOLD_COUNT):
             for candidates, entered_text in examples_of_users[index]:
                 blended_texts = [suggestion.text for suggestion in weights.merge(candidates, SUGGESTION_COUNT)]
-                ranks_alone = (candidates.rank_alone(entered_text, source) for source in ORDERS)
-                ranks = [rank_of(entered_text, blended_texts), *ranks_alone]
+                baseline_ranks = (candidates.rank_alone(entered_text, sources) for sources in BASELINES.values())
+                ranks = [rank_of(entered_text, blended_texts), *baseline_ranks]
                 sums[index] += *(1 / rank if rank and rank <= SUGGESTION_COUNT else 0.0 for rank in ranks), 1
-    blended, *alone, queries = bootstrap.resampled_sums(sums).T
+    blended, *baselines, queries = bootstrap.resampled_sums(sums).T
     user_count = int((sums[:, -1] > 0).sum())
     row: Row = {"queries": int(queries[0]), "users": user_count}
-    figures = {"mrr": blended, **{f"mrr_{name}": totals for name, totals in zip(ORDERS, alone, strict=True)}}
-    figures["mrr_difference"] = blended - figures["mrr_model"]
+    figures = {"mrr": blended, **{f"mrr_{name}": totals for name, totals in zip(BASELINES, baselines, strict=True)}}
+    figures["mrr_difference"] = blended - figures["mrr_known"]
     for name, totals in figures.items():
         points = np.divide(totals, queries, out=np.zeros_like(totals), where=queries > 0)
         row |= bootstrap.percentile_interval(points, user_count).to_row(name)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.bootstrap import Interval
 from factorcell.data.columns.schema import UNKNOWN_VALUE
 from factorcell.data.corpus import Corpus, is_empty_text, is_known_target, text_hashes
 from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS
@@ -87,9 +88,10 @@ def _training_findings(run: Run, facts: Row) -> Iterator[Finding]:
             problem = f"undertrained: its perplexity fell by {fall:.0%} in the second half of the training"
             yield Finding("undertrained", f"{run.folder}: {problem}; {remedy}")
     ranks = facts.get("completion", {})
-    if ranks.get("mrr_model") is not None and ranks["mrr_model"] < ranks["mrr_popularity"]:
-        problem = "the model alone suggests worse than counts of popular texts"
-        figures = f"mean reciprocal rank {ranks['mrr_model']:.3f} and {ranks['mrr_popularity']:.3f}"
+    difference = Interval.from_row(ranks, "mrr_difference")
+    if difference and (difference.point if difference.low is None else difference.sign) <= 0:
+        problem = "completes no better than known texts without a model"
+        figures = f"mean reciprocal rank {ranks['mrr']:.3f} and {ranks['mrr_known']:.3f}"
         yield Finding("weak model", f"{run.folder}: {problem} ({figures}); {remedy}")
 
 

@@ -188,10 +188,10 @@ def result_facts(run: Run) -> Iterator[Fact]:
         yield "n-grams", f"{counts}, mixture with the model {mixture} ({use})"
     row = facts.get("completion") or {}
     if row.get("mrr") is not None:
-        sources = ", ".join(f"{name} {row[f'mrr_{name}']:.3f}" for name in ("model", "popularity", "history"))
+        baselines = f"model alone {row['mrr_model']:.3f}, known texts alone {row['mrr_known']:.3f}"
         difference = Interval.from_row(row, "mrr_difference")
-        gain_over_model = f"; {difference.to_text('.3f')} over the model" if difference else ""
-        yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({sources}){gain_over_model}"
+        over_known = f"; {difference.to_text('.3f')} over known texts" if difference else ""
+        yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({baselines}){over_known}"
         if row["perplexity_change"] is not None:
             yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"
 
