@@ -3,12 +3,14 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from factorcell.config import Config, PretrainedTokenizerOptions
 from factorcell.data.tokenizers.bpe import PretrainedTokenizer
 from factorcell.data.tokenizers.kinds import TOKENIZERS as CLASSES
 from factorcell.data.tokenizers.kinds import new_tokenizer
-from factorcell.data.tokenizers.tokenizer import Tokenizer
+from factorcell.data.tokenizers.tokenizer import WORD, Tokenizer
 from tests.plugins import PieceOptions, Pieces
 
 TEXTS = ["the sea, the sun", "e\u0301te\u0301 ab\u0327", "abcab", "a  b\tc", "", "don't!! 3.50"]
@@ -63,3 +65,10 @@ def test_ids_and_tokens_correspond_one_to_one(name: str) -> None:
 def test_split_determines_the_tokens_of_a_joined_text(name: str, tokens: list[str], expected: list[str]) -> None:
     tokenizer = TOKENIZERS[name]
     assert tokenizer.split(tokenizer.join(tokens)) == expected
+
+
+@given(st.lists(st.text(st.sampled_from("ab'’-.,:/12é\u0301中! \t\n\u00a0\u2028_"))))
+def test_words_do_not_depend_on_other_texts(texts: list[str]) -> None:
+    tokenizer = TOKENIZERS["word"]
+    expected = [[match.group() for match in WORD.finditer(tokenizer.normalize(text))] for text in texts]
+    assert tokenizer.split_all(texts) == [tokenizer.split(text) for text in texts] == expected

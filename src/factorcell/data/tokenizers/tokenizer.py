@@ -8,6 +8,7 @@ repeated punctuation mark (`...`, `!!`) is one token, and so is any other visibl
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -195,6 +196,15 @@ def without_punctuation(tokens: Iterable[str]) -> list[str]:
     return [token for token in tokens if CONTENT.search(token)]
 
 
+class _TokensByPart(dict[str, tuple[str, ...]]):
+    """The tokens of parts of texts between white space, each of which is split once."""
+
+    def __missing__(self, part: str) -> tuple[str, ...]:
+        is_word = part.isascii() and part.isalpha()
+        self[part] = tokens = (part,) if is_word else tuple(match.group() for match in WORD.finditer(part))
+        return tokens
+
+
 class WordTokenizer(Tokenizer):
     """Splits into words, numbers and punctuation marks."""
 
@@ -202,7 +212,11 @@ class WordTokenizer(Tokenizer):
     unit = "word"
 
     def split(self, text: str) -> list[str]:
-        return [match.group() for match in WORD.finditer(self.normalize(text))]
+        return self.split_all([text])[0]
+
+    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
+        tokens_of = _TokensByPart().__getitem__
+        return [list(chain.from_iterable(map(tokens_of, self.normalize(text).split()))) for text in texts]
 
     def join(self, tokens: Sequence[str]) -> str:
         text, is_in_quotes = "", False
@@ -221,8 +235,8 @@ class SpaceTokenizer(WordTokenizer):
 
     Options = SpaceOptions
 
-    def split(self, text: str) -> list[str]:
-        return self.normalize(text).split()
+    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
+        return [self.normalize(text).split() for text in texts]
 
     def join(self, tokens: Sequence[str]) -> str:
         return " ".join(tokens)
