@@ -24,7 +24,7 @@ from factorcell.nn.language_model import LanguageModel
 from factorcell.runs import summary
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every, interrupted_before_step
 from tests.small_runs import as_any
 
 frequent_checkpoints = checkpoints_every(1)
@@ -171,19 +171,8 @@ def test_resumed_training_equals_an_uninterrupted_one(options: dict[str, Any], t
     base_model("qwen2").save_pretrained(tmp_path / "base")
     config = make_config(tmp_path / "base", **options)
     whole = train_run(ROWS, ROWS, config, tmp_path / "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        from factorcell.training.trainer import Trainer
-
-        step = Trainer.step
-
-        def stop_after_two(trainer: Trainer, batch: Any) -> None:
-            if trainer.progress.step == 2:
-                raise KeyboardInterrupt
-            step(trainer, batch)
-
-        patch.setattr(Trainer, "step", stop_after_two)
-        with pytest.raises(KeyboardInterrupt):
-            train_run(ROWS, ROWS, config, tmp_path / "resumed")
+    with interrupted_before_step(2):
+        train_run(ROWS, ROWS, config, tmp_path / "resumed")
     resumed = train_run(ROWS, ROWS, config, tmp_path / "resumed", resume=True)
     for name, tensor in whole.model.saved_tensors().items():
         assert torch.equal(tensor, resumed.model.saved_tensors()[name]), name

@@ -16,9 +16,8 @@ from factorcell.runs.run import Run
 from factorcell.training import finetune
 from factorcell.training import trainer as trainer_module
 from factorcell.training.fit import fit, train_run
-from factorcell.training.trainer import Trainer
 from tests import small_runs, synthetic
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every, interrupted_before_step
 
 frequent_checkpoints = checkpoints_every(2)
 
@@ -109,23 +108,12 @@ def finetune_on_coast(base: Run, folder: Path, **options: Any) -> Run:
 
 
 @pytest.mark.parametrize("samples", [0, 1000])
-def test_an_interrupted_fine_tuning_resumes_to_the_same_result(
-    samples: int, base: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_fine_tuning_resumes_to_the_same_result(samples: int, base: Run, tmp_path: Path) -> None:
     options: dict[str, Any] = {"training": {"samples": samples}, "parts": ("all",), "l1": 0.0} if samples else {}
     uninterrupted = finetune_on_coast(base, tmp_path / "uninterrupted", **options).folder
-    original = Trainer.step
     for stop in (0, 1, 3, 6):
-
-        def interrupted(self: Trainer, batch: Any, stop: int = stop) -> None:
-            if self.progress.step == stop:
-                raise KeyboardInterrupt
-            original(self, batch)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "step", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                finetune_on_coast(base, tmp_path / f"{stop}", **options)
+        with interrupted_before_step(stop):
+            finetune_on_coast(base, tmp_path / f"{stop}", **options)
         if stop == 0:
             for path in (tmp_path / "0").glob("*.safetensors"):
                 path.unlink()
@@ -189,20 +177,9 @@ def test_the_passes_do_not_depend_on_the_steps_of_the_base_run(base: Run, tmp_pa
     assert run.log()[-1]["steps"] == expected.log()[-1]["steps"] < 100
 
 
-def test_results_of_a_stopped_fine_tuning_are_deleted(
-    base: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = Trainer.step
-
-    def interrupted(self: Trainer, batch: Any) -> None:
-        if self.progress.step == 3:
-            raise KeyboardInterrupt
-        original(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            finetune_on_coast(base, tmp_path / "run")
+def test_results_of_a_stopped_fine_tuning_are_deleted(base: Run, tmp_path: Path) -> None:
+    with interrupted_before_step(3):
+        finetune_on_coast(base, tmp_path / "run")
     files.append_row(tmp_path / "run" / saved_results.FILE, {"kind": "evaluate", "perplexity": 1.0})
     run = finetune_on_coast(base, tmp_path / "run", resume=True)
     assert all(row["perplexity"] != 1.0 for row in saved_results.read(run.folder))

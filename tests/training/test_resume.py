@@ -25,7 +25,7 @@ from factorcell.training import trainer as trainer_module
 from factorcell.training.fit import train_run
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every, interrupted_before_step
 
 frequent_checkpoints = checkpoints_every(1)
 
@@ -99,19 +99,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("step", [0, 2, 4, 11])
 def test_a_training_interrupted_at_any_step_resumes_to_the_same_result(
-    step: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    original = Trainer.step
-
-    def interrupted_step(self: Trainer, batch: Any) -> None:
-        if self.progress.step == step:
-            raise KeyboardInterrupt
-        original(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted_step)
-        with pytest.raises(KeyboardInterrupt):
-            list(train_in(tmp_path / "run"))
+    with interrupted_before_step(step):
+        list(train_in(tmp_path / "run"))
     list(train_in(tmp_path / "run", resume=True))
     assert_same_run(uninterrupted, tmp_path / "run")
 

@@ -20,7 +20,7 @@ from factorcell.training.rules import minutes_after_steps, ordinary_target_secon
 from factorcell.training.schedule import Progress, TimeLimit
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every, interrupted_before_step
 
 frequent_checkpoints = checkpoints_every(7)
 
@@ -154,17 +154,8 @@ def test_an_interrupted_training_with_a_limit_resumes_to_the_same_result(
         rows = train_in(tmp_path / "whole", samples=samples)
     with monkeypatch.context() as patch:
         Machine(patch, 1.5, 0.7)
-        timed_step = Trainer.step
-
-        def interrupted_step(trainer: Trainer, batch: Any) -> None:
-            if trainer.progress.step == step:
-                raise KeyboardInterrupt
-            timed_step(trainer, batch)
-
-        patch.setattr(Trainer, "step", interrupted_step)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted_before_step(step):
             train_in(tmp_path / "run", samples=samples)
-        patch.setattr(Trainer, "step", timed_step)
         resumed_rows = train_in(tmp_path / "run", resume=True, samples=samples)
     speeds = ("tokens_per_second",)
     assert [{**row, **dict.fromkeys(speeds)} for row in resumed_rows] == [
