@@ -254,7 +254,7 @@ DEFAULT_WEIGHTS = BlendWeights(
         "popular": 4.0,
         "popular log share": 0.8,
         "popular log count": 0.0,
-        "own": 3.0,
+        "own": 9.0,  # the user's own texts come first, unless development users say otherwise
         "own log share": 1.0,
         "own last": -0.2,
         "own typed": 1.5,
