@@ -75,8 +75,9 @@ def train(tables: dict[str, Path], folder: Path, minutes: float, seed: int) -> N
 def replay_users(tables: dict[str, Path], folder: Path) -> list[Row]:
     """Replay the test users with all systems, and return a row for each system and completed text."""
     path = folder / "rows.jsonl"
-    if path.exists():
-        return files.read_rows(path)
+    rows = files.read_rows(path) if path.exists() else []
+    if {row["system"] for row in rows} == set(SYSTEMS):
+        return rows
     run, unadapted = Run.open(folder / "adapted"), Run.open(folder / "unadapted")
     read = partial(read_streams, tables["test"], run.config, max_rows_per_user=ROWS_PER_USER)
     completed_texts = sum(prefix is not None for stream in read() for prefix in stream.prefixes)
@@ -89,7 +90,7 @@ def replay_users(tables: dict[str, Path], folder: Path) -> list[Row]:
         "online": nats_of_completed_texts(run, streams, unknown="group"),
         "unadapted": nats_of_completed_texts(unadapted, streams, unknown="group"),
     }
-    rows = list[Row]()
+    rows = []
     for row in replay(systems, streams, "text", Learner(run, unknown="group")):
         no_nats: tuple[None, None] = (None, None)
         row["nats"], row["targets"] = nats.get(row["system"], {}).get((row["user"], row["position"]), no_nats)

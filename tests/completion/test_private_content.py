@@ -7,6 +7,7 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.replay import Stream, known_texts_system, replay
 from factorcell.data.counts import TextCounts
 from factorcell.data.private_content import is_public
 from factorcell.runs.run import Run
@@ -52,6 +53,15 @@ def test_a_private_text_does_not_change_a_user(run: Run) -> None:
     user = learn_one(run, User.new(run), ORDINARY)
     assert learn_one(run, user, SECRET) is user
     assert not np.array_equal(learn_one(run, user, "pin 48").vector, user.vector)
+
+
+def test_a_replay_forgets_private_texts() -> None:
+    rows = tuple({"text": text} for text in (SECRET, ORDINARY, SECRET))
+    system = known_texts_system(Popularity.fit(["pin up"], min_count=1))
+    replayed = list(replay({"known": system}, [Stream("u", rows, (None, None, "pin"))], "text"))
+    assert [row["rank"] for row in replayed] == [None]
+    texts = [suggestion.text for suggestion in system("pin", {}, History((ORDINARY,)), None)]
+    assert texts == [ORDINARY, "pin up"]
 
 
 def test_a_private_text_is_never_popular() -> None:

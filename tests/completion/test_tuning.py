@@ -154,7 +154,7 @@ def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     others = [list(chain(*lists_of_users[:user], *lists_of_users[user + 1 :])) for user in range(3)]
     expected = [mean_rank(lists_of_users[user], BlendWeights.fit(others[user])) for user in range(3)]
     assert row["mrr"] == pytest.approx(np.average(expected, weights=list(map(len, lists_of_users))))
-    assert row["mrr_difference"] == pytest.approx(row["mrr"] - row["mrr_known"])
+    assert row["gain_over_known"] == pytest.approx(row["mrr"] - row["mrr_known"])
     alone = measure_blend(lists_of_users[:1])
     assert alone["mrr"] == pytest.approx(mean_rank(lists_of_users[0], DEFAULT_WEIGHTS)), "there is no other user"
     rows = list(replay({"known": known_texts_system(popularity)}, streams(run), "text"))
@@ -211,7 +211,7 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     run = Run.open(folder)
     assert f"{folder}: learning rule set to " in shown
     assert all(f"  {name:<14} 0." in shown for name in ("blend", "model alone", "known texts"))
-    assert "  blend - known  " in shown
+    assert "  gain over known " in shown
     assert LearningRule.load(run.folder).optimizer == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT_WEIGHTS
     assert main([*command, "--json"]) == 0

@@ -138,7 +138,7 @@ def _show_blend(row: Mapping[str, Any]) -> None:
     terminal.show(f"  {'blend':<14} {terminal.format_interval(row, 'mrr')} (weights fitted to all users)")
     terminal.show(f"  {'model alone':<14} {terminal.format_interval(row, 'mrr_model')}")
     terminal.show(f"  {'known texts':<14} {terminal.format_interval(row, 'mrr_known')} (of the user, then popular)")
-    terminal.show(f"  {'blend - known':<14} {terminal.format_difference(row, 'mrr_difference')}")
+    terminal.show(f"  gain over known {terminal.format_difference(row, 'gain_over_known')}")
 
 
 def add_replay_arguments(parser: Parser) -> None:

@@ -42,8 +42,9 @@ from factorcell.runs.run import Run
 Floats = NDArray[np.float64]
 
 PENALTY = 1.0  # the fit minimizes nats plus PENALTY times the squared distances from the default weights
-# Largest share of the lists of suggestions that may begin with an invented text that the user does not enter. For it,
-# the threshold may lower the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
+# Largest share of the lists of suggestions that may begin with an invented text that the user does not enter, also if
+# no known text begins with the prefix: a short list is better than an invented one. For it, the threshold may lower
+# the mean reciprocal rank to `MIN_GAIN` times that of the best source alone, or by `MAX_COST`.
 MAX_INVENTED, MIN_GAIN, MAX_COST = 0.005, 1.1, 0.02
 # Factor on the odds of the threshold that suffices for the development users, because other users differ from them.
 ODDS_MARGIN = 1.5
@@ -254,7 +255,7 @@ DEFAULT_WEIGHTS = BlendWeights(
         "popular": 4.0,
         "popular log share": 0.8,
         "popular log count": 0.0,
-        "own": 9.0,  # the user's own texts come first, unless development users say otherwise
+        "own": 9.0,  # a recent text of the user usually comes first; all fits to made logs were better with it
         "own log share": 1.0,
         "own last": -0.2,
         "own typed": 1.5,

@@ -230,7 +230,7 @@ def replay(
                         "saved": _length(beginnings[0]) - _length(prefix) if beginnings else 0,
                         "seconds": seconds,
                     }
-                history = history.add(text)
+                history = history.add(text) if is_public(text) else history
                 if learner is not None and user is not None:
                     context = {name: row[name] for name in learner.columns}
                     (user,), _ = learner.learn([user], [text], [context])

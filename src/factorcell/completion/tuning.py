@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 # Optimizer -> the learning rates that are tried, the default first
 RATES = {"adagrad": (LearningRule.rate, 0.03, 0.3), "adadelta": (5.0, 1.5, 15.0), "sgd": (0.003, 0.001, 0.01)}
 BATCH_SIZE = 200  # maximum number of texts that are learned at once
-FOLD_COUNT = 5  # folds of users for the comparison of the blend with the model
+FOLD_COUNT = 5  # folds of users for the comparison of the blend with its baselines
 MIN_CHANGE = 1e-3  # relative difference of perplexities that matters
 MIN_TEXTS, TEXTS_PER_MINUTE = 100, 2000  # largest numbers of texts of `tune-online`: in any time, and per minute
 MIN_BLEND_SHARE = 0.25  # least share of the time for the weights of the blend, if the rules took longer
@@ -178,7 +178,7 @@ def measure_blend(examples_of_users: Sequence[Sequence[Example]]) -> Row:
     Returns:
         A row with `queries`, `users`, and the mean reciprocal ranks of the entered texts: `mrr` of the blend,
         `mrr_model` of the model alone, `mrr_known` of known texts (the user's own, then popular ones), and
-        `mrr_difference` of the blend and known texts: the gain from having a model.
+        `gain_over_known`, the difference of the blend and known texts.
     """
     sums = np.zeros((len(examples_of_users), len(BASELINES) + 2))
     for fold in range(FOLD_COUNT):
@@ -194,7 +194,7 @@ def measure_blend(examples_of_users: Sequence[Sequence[Example]]) -> Row:
     user_count = int((sums[:, -1] > 0).sum())
     row: Row = {"queries": int(queries[0]), "users": user_count}
     figures = {"mrr": blended, **{f"mrr_{name}": totals for name, totals in zip(BASELINES, baselines, strict=True)}}
-    figures["mrr_difference"] = blended - figures["mrr_known"]
+    figures["gain_over_known"] = blended - figures["mrr_known"]
     for name, totals in figures.items():
         points = np.divide(totals, queries, out=np.zeros_like(totals), where=queries > 0)
         row |= bootstrap.percentile_interval(points, user_count).to_row(name)

@@ -187,10 +187,10 @@ def result_facts(run: Run) -> Iterator[Fact]:
         use = ", ".join(facts["ngram"]["components"]) if run.has_mixture else "not used; option --ngram-mixture"
         yield "n-grams", f"{counts}, mixture with the model {mixture} ({use})"
     row = facts.get("completion") or {}
-    if row.get("mrr") is not None:
+    if row.get("mrr_known") is not None:
         baselines = f"model alone {row['mrr_model']:.3f}, known texts alone {row['mrr_known']:.3f}"
-        difference = Interval.from_row(row, "mrr_difference")
-        over_known = f"; {difference.to_text('.3f')} over known texts" if difference else ""
+        gain = Interval.from_row(row, "gain_over_known")
+        over_known = f"; gain over known texts {gain.to_text('.3f')}" if gain else ""
         yield "completion", f"{row['mrr']:.3f} mean reciprocal rank ({baselines}){over_known}"
         if row["perplexity_change"] is not None:
             yield "learning", f"{-row['perplexity_change']:+.1%} gain in perplexity from learning users"

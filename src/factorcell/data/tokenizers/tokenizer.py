@@ -7,7 +7,7 @@ repeated punctuation mark (`...`, `!!`) is one token, and so is any other visibl
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -196,13 +196,10 @@ def without_punctuation(tokens: Iterable[str]) -> list[str]:
     return [token for token in tokens if CONTENT.search(token)]
 
 
-class _TokensByPart(dict[str, tuple[str, ...]]):
-    """The tokens of parts of texts between white space, each of which is split once."""
-
-    def __missing__(self, part: str) -> tuple[str, ...]:
-        is_word = part.isascii() and part.isalpha()
-        self[part] = tokens = (part,) if is_word else tuple(match.group() for match in WORD.finditer(part))
-        return tokens
+@lru_cache(maxsize=100_000)
+def _split_part(part: str) -> tuple[str, ...]:
+    """Return the tokens of a part of a text between white space."""
+    return tuple(match.group() for match in WORD.finditer(part))
 
 
 class WordTokenizer(Tokenizer):
@@ -212,11 +209,7 @@ class WordTokenizer(Tokenizer):
     unit = "word"
 
     def split(self, text: str) -> list[str]:
-        return self.split_all([text])[0]
-
-    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
-        tokens_of = _TokensByPart().__getitem__
-        return [list(chain.from_iterable(map(tokens_of, self.normalize(text).split()))) for text in texts]
+        return list(chain.from_iterable(map(_split_part, self.normalize(text).split())))
 
     def join(self, tokens: Sequence[str]) -> str:
         text, is_in_quotes = "", False
@@ -235,8 +228,8 @@ class SpaceTokenizer(WordTokenizer):
 
     Options = SpaceOptions
 
-    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
-        return [self.normalize(text).split() for text in texts]
+    def split(self, text: str) -> list[str]:
+        return self.normalize(text).split()
 
     def join(self, tokens: Sequence[str]) -> str:
         return " ".join(tokens)
