@@ -255,7 +255,7 @@ DEFAULT_WEIGHTS = BlendWeights(
         "popular": 4.0,
         "popular log share": 0.8,
         "popular log count": 0.0,
-        "own": 9.0,  # a recent text of the user usually comes first; all fits to made logs were better with it
+        "own": 3.0,
         "own log share": 1.0,
         "own last": -0.2,
         "own typed": 1.5,
