@@ -1,5 +1,6 @@
 """Context adapters in the trainers of TRL, which call the layers of a model and compute its output layer themselves."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -85,29 +86,43 @@ def test_loss_of_sft_is_that_of_the_model(base: Path, tmp_path: Path) -> None:
     assert not torch.allclose(trainer.compute_loss(model, dict(batch)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("precompute", [False, True])
-def test_dpo_learns_the_preference_of_each_context(base: Path, precompute: bool, tmp_path: Path) -> None:
-    model, tokenizer = new_model(base, shared_rank=0)
+def dpo_trainer(model: ContextModel, tokenizer: Any, folder: Path, *, precompute: bool, **options: Any) -> Any:
+    """Return a trainer that learns to prefer the clean room with five stars, and the dirty one with one star."""
     pairs = [
         {**row, "prompt": "now", "chosen": texts[0], "rejected": texts[1]}
         for row in ROWS
         for texts in [(CLEAN, DIRTY) if row["stars"] == 5 else (DIRTY, CLEAN)]
     ]
-    trainer = trl.DPOTrainer(
+    return trl.DPOTrainer(
         model,
-        args=trl.DPOConfig(str(tmp_path), precompute_ref_log_probs=precompute, **TRAINING),
+        args=trl.DPOConfig(str(folder), precompute_ref_log_probs=precompute, **TRAINING),
         train_dataset=datasets.Dataset.from_list(pairs),
         processing_class=tokenizer,
         data_collator=ContextCollator(dpo.DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id), model.schema),
+        **options,
     )
+
+
+def margins_of(trainer: Any) -> list[float]:
+    return [row["rewards/margins"] for row in trainer.state.log_history if "rewards/margins" in row]
+
+
+@pytest.mark.parametrize("precompute", [False, True])
+def test_dpo_learns_the_preference_of_each_context(base: Path, precompute: bool, tmp_path: Path) -> None:
+    model, tokenizer = new_model(base, shared_rank=0)
+    trainer = dpo_trainer(model, tokenizer, tmp_path, precompute=precompute)
     trainer.train()
-    margins = [row["rewards/margins"] for row in trainer.state.log_history if "rewards/margins" in row]
+    margins = margins_of(trainer)
     assert margins[0] == pytest.approx(0, abs=1e-5)  # new adapters change nothing
     assert margins[-1] > 0.1
     gains = [
         nats(model, tokenizer, f"now{DIRTY}", stars) - nats(model, tokenizer, f"now{CLEAN}", stars) for stars in (5, 1)
     ]
     assert gains[0] > gains[1]
+    reference = copy.deepcopy(model).requires_grad_(False)
+    continued = dpo_trainer(model, tokenizer, tmp_path, precompute=precompute, ref_model=reference)
+    continued.train()
+    assert margins_of(continued)[0] == pytest.approx(0, abs=1e-5)  # the reference has the trained adapters
 
 
 def test_sft_trains_a_base_whose_output_has_no_cache(base: Path, tmp_path: Path) -> None:

@@ -124,6 +124,21 @@ def test_a_hub_that_does_not_answer_is_named_in_one_line(monkeypatch: pytest.Mon
         ContextModel.from_pretrained(new_base("llama"), "user/name")
 
 
+def test_a_hub_that_refuses_files_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise OSError("401 Unauthorized\nand a traceback")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", fail)
+    with pytest.raises(UserError, match=r"^user/name: cannot be written \(401 Unauthorized\)$"):
+        trained_model().push_to_hub("user/name")
+
+
+def test_options_of_the_hub_do_not_apply_to_folders(tmp_path: Path) -> None:
+    trained_model().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^revision: expected a repository of the hub, got the folder "):
+        ContextModel.from_pretrained(new_base("llama"), tmp_path, revision="main")
+
+
 def test_a_folder_that_does_not_exist_is_not_a_repository(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such file"):
         ContextModel.from_pretrained(new_base("llama"), tmp_path / "missing" / "folder")

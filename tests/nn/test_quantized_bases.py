@@ -16,7 +16,8 @@ from factorcell.nn.backbones.backbone import BackboneSizes
 from tests.nn.test_context_model import CONTEXTS, ROWS, SCHEMA, gradients
 
 # Each has an own kind of weights: maps of an own class, or tensors of an own class.
-KINDS = ("own", "bitsandbytes-8", "bitsandbytes-4", "torchao-8", "torchao-4")
+LIBRARIES = ("bitsandbytes-8", "bitsandbytes-4", "torchao-8", "torchao-4")
+KINDS = ("own", *(pytest.param(name, marks=pytest.mark.slow) for name in LIBRARIES))
 LAYERS: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
 
 
@@ -45,8 +46,6 @@ def logits_of(model: Any, tokens: Tensor, **context: Any) -> Tensor:
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
-    if name != "own":
-        pytest.importorskip(name.partition("-")[0], reason="a library that the user chooses")
     return name
 
 

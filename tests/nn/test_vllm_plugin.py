@@ -104,6 +104,7 @@ def test_a_request_gets_the_lora_of_its_context(
         ("stars", None),
         ("stars=5;", None),
         ("stars=5;stars=4", None),
+        ("note=" + "a" * 2000, None),
     ],
 )
 def test_names_describe_contexts(name: str, context: dict[str, str] | None) -> None:
@@ -127,6 +128,13 @@ def test_folders_are_bounded_and_shared_by_names_of_one_context(run: Run, tmp_pa
     del loras
     gc.collect()
     assert not list((tmp_path / "loras").iterdir())
+
+
+def test_runs_with_biases_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = random_run(tmp_path, "llama", adapt=("concat",))
+    run.save_weights({})
+    assert vllm_plugin.ContextLoras(run.folder, tmp_path / "loras").find("city=Oslo") is None
+    assert "vLLM reads no biases of a LoRA" in caplog.text
 
 
 def test_wrong_variables_are_named(

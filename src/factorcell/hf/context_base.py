@@ -123,7 +123,7 @@ def check_tensors(tensors: Mapping[str, Tensor], adapters: Mapping[str, Tensor],
     for name in sorted({*shapes, *adapters}):
         if shapes.get(name) != expected.get(name):
             problem = f"{name}: expected {shapes.get(name, 'nothing')}, got {expected.get(name, 'nothing')}"
-            remedy = "load the base of training, with the same number of tokens"
+            remedy = "use the base and the options of training, and the same number of tokens"
             raise UserError(f"{folder}: does not fit this base ({problem}); {remedy}")
 
 

@@ -354,6 +354,8 @@ class ContextModel(nn.Module):
         if any(shift.scale is not None for shift in shifts):
             raise UserError("adapt: a LoRA cannot store the adapter scale; use merge_and_unload")
         path = Path(folder)
+        if path.is_file():
+            raise UserError(f"{path}: expected a folder, got a file")
         path.mkdir(parents=True, exist_ok=True)
         changes = list(map(low_rank_change, self.maps.projections, shifts))
         write_lora(changes, path, base=str(getattr(self.base, "name_or_path", "")))
@@ -371,14 +373,20 @@ class ContextModel(nn.Module):
 
         Returns:
             The result of `HfApi.upload_folder`, with the address of the commit.
+
+        Raises:
+            UserError: The hub refuses the repository or the files, or cannot be reached.
         """
         from huggingface_hub import HfApi
 
-        hub = HfApi(token=token)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-            return hub.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+            try:
+                hub = HfApi(token=token)
+                name = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+                return hub.upload_folder(repo_id=name, folder_path=folder, **options)
+            except Exception as error:  # the library raises errors of many kinds
+                raise UserError(f"{repo_id}: cannot be written ({first_line(error)})") from None
 
     @classmethod
     def from_pretrained(
@@ -404,6 +412,8 @@ class ContextModel(nn.Module):
             return cls(model, config, saved=_read_checkpoint(path))
         if not path.exists() and "/" in str(folder) and HUB_NAME.fullmatch(str(folder)):
             path = _download(str(folder), options)
+        elif options:
+            raise UserError(f"{', '.join(options)}: expected a repository of the hub, got the folder {path}")
         if (path / CHECKPOINT_FILE).exists() and not (path / CONFIG_FILE).exists():
             raise UserError(f"{path}: expected the argument config for a checkpoint of the Trainer, got none")
         content = files.read_versioned(path / CONFIG_FILE, FILE_FORMAT)

@@ -24,13 +24,15 @@ from factorcell.runs.exporting import export
 from factorcell.runs.run import Run
 
 RUN_VARIABLE, FOLDER_VARIABLE, COUNT_VARIABLE = "FACTORCELL_RUN", "FACTORCELL_LORAS", "FACTORCELL_LORA_COUNT"
-DEFAULT_COUNT = 1000
+DEFAULT_COUNT, MAX_NAME = 1000, 2000  # LoRAs; characters of a name
 PREFIX = "factorcell-"  # of the name of the folder of a process, before its id and the name of its machine
 LOG = logging.getLogger(__name__)
 
 
 def parse_name(name: str) -> dict[str, str] | None:
     """Return the context in the name of an adapter, with escapes as in addresses; None if it has none."""
+    if len(name) > MAX_NAME:
+        return None
     parts = [part.partition("=") for part in name.split(";")]
     context = {unquote(column).strip(): unquote(value) for column, _, value in parts}
     is_context = all(sign for _, sign, _ in parts) and "" not in context and len(context) == len(parts)
@@ -56,6 +58,9 @@ class ContextLoras:
         run, folder = self._opened
         if run is None:
             run = Run.open(self.run_folder, mixture=False)
+            if run.config.model.output_bias or "concat" in run.config.model.adapt:
+                problem = "a run with concat or an output bias, but vLLM reads no biases of a LoRA"
+                raise UserError(f"{self.run_folder}: expected adapters of weights only, got {problem}")
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(f"{PREFIX}*@{platform.node()}-*"):
                 if _has_ended(path.name.removeprefix(PREFIX).partition("@")[0]):
@@ -79,7 +84,7 @@ class ContextLoras:
                     path = folder / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
                     export(run, path, context=context)
                 except UserError as error:
-                    LOG.warning("adapter %s: %s", name, error)
+                    LOG.warning("adapter %r: %s", name, error)
                     return None
                 self._folders[key] = path
             self._folders.move_to_end(key)
