@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from factorcell.commands.cli.main import main
+from factorcell.completion import replay as replay_module
 from factorcell.completion.replay import summarise
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.io import files
@@ -55,6 +57,19 @@ def test_replay_writes_rows_and_summary(folder: Path, capsys: pytest.CaptureFixt
     repeated = [row for row in rows if row["system"] == "history" and row["rank"] is not None]
     assert repeated  # "cab" and "abcab" come twice
     assert all(TEXTS[::-1].index(TEXTS[::-1][row["position"]]) < row["position"] for row in repeated)
+
+
+def test_a_long_replay_estimates_the_minutes_of_each_system(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds, original = {"plain": 36.0, "mpc": 2.0, "history": 0.0}, replay_module.replay
+
+    def slow_replay(*arguments: Any) -> Iterator[dict[str, Any]]:
+        return ({**row, "seconds": seconds[row["system"]]} for row in original(*arguments))
+
+    monkeypatch.setattr(replay_module, "replay", slow_replay)
+    assert main(command(folder)) == 0
+    assert "estimated minutes of each system: plain 19.8, mpc 1.1, history 0.0" in capsys.readouterr().err
 
 
 def test_a_replay_needs_a_new_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

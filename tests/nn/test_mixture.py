@@ -28,7 +28,7 @@ from factorcell.ngram.ngram import NGram, count_ngrams, estimate_discounts
 from factorcell.reports.runs import report_page
 from factorcell.runs import saved_results, summary
 from factorcell.runs.run import Run
-from factorcell.training.mixture import fit_mixture
+from factorcell.training.mixture import MixedModels, fit_mixture
 from tests.pages import Page
 from tests.small_runs import ROWS, make_run
 
@@ -244,6 +244,22 @@ def test_the_command_classifies_with_the_neural_model_alone(
         expected = classify(Run.open(run.folder, mixture=is_mixed), table, "city", priors="uniform").metrics()
         assert nats[-1] == pytest.approx(expected["value_nats"], abs=1e-6)
     assert abs(nats[0] - nats[1]) > 1e-4
+
+
+def test_the_command_evaluates_a_mixture_of_neural_models(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = MixedModels(tmp_path / "inner", [run])
+    outer = MixedModels(tmp_path / "outer", [inner])
+    for mixed in (inner, outer):
+        mixed.folder.mkdir()
+        mixed.save()
+    files.write_rows(tmp_path / "texts.jsonl", ROWS)
+    for options, is_mixed in (([], True), (["--no-ngram-mixture"], False)):
+        assert main(["evaluate", str(outer.folder), str(tmp_path / "texts.jsonl"), "--json", *options]) == 0
+        perplexity = json.loads(capsys.readouterr().out.splitlines()[0])["perplexity"]
+        expected = math.exp(Run.open(run.folder, mixture=is_mixed).nats(run.prepare(ROWS)).mean())
+        assert perplexity == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])

@@ -145,6 +145,13 @@ def test_a_command_with_minutes_ends_in_time(
     assert Trainer(repeated, *read(TIMED_OPTIONS)).progress.steps == last_row["step"]
 
 
+def test_a_training_that_ends_early_says_why(tmp_path: Path) -> None:
+    options = {**TIMED_OPTIONS, "training": {**TIMED_OPTIONS["training"], "epochs": 2.0}}
+    with logged_progress() as lines:
+        train_run(ROWS, ROWS, options, tmp_path / "run", minutes=5.0)
+    assert parse_block(lines)["time"].endswith(" of 5 minutes; all 2 passes are made (--epochs)")
+
+
 def test_a_training_with_a_time_limit_and_passes_is_resumed_after_its_steps(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from factorcell.completion.replay import Stream
     from factorcell.runs.run import Run
 
+ESTIMATED_QUERIES = 5  # completed texts after which a replay estimates its duration
 # Groups of texts whose mean reciprocal rank `replay` shows -> their title
 REPLAY_GROUPS = {"prefix_length": "prefix length", "position": "earlier texts", "user": "user"}
 
@@ -172,7 +174,11 @@ def run_replay(arguments: argparse.Namespace) -> None:
     user_streams = _read_streams(run, arguments.heldout, user_column, arguments)
     systems = open_systems(run, names, user_column=user_column, unknown=arguments.unknown, seconds=arguments.seconds)
     learner = Learner(run, unknown=arguments.unknown) if distinguishes_users(run) else None
-    rows = list(replay(systems, user_streams, data.text, learner))
+    rows = list[dict[str, Any]]()
+    for row in replay(systems, user_streams, data.text, learner):
+        rows.append(row)
+        if len(rows) == ESTIMATED_QUERIES * len(systems):
+            _notify_duration(rows, sum(prefix is not None for stream in user_streams for prefix in stream.prefixes))
     seen_users = None
     if data.user == user_column and not data.anonymous:
         frequent_users = run.schema.variable(user_column).index_by_value
@@ -188,6 +194,16 @@ def run_replay(arguments: argparse.Namespace) -> None:
     for by, title in REPLAY_GROUPS.items():
         _show_group(title, [row for row in summary if row["by"] == by])
     return terminal.notify(f"rows.jsonl and summary.json are in {arguments.out}")
+
+
+def _notify_duration(rows: Sequence[Mapping[str, Any]], queries: int) -> None:
+    """Say how long each system will take for all `queries`, from the `rows` of the first ones, if it is minutes."""
+    minutes: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        minutes[row["system"]] += row["seconds"] / ESTIMATED_QUERIES * queries / 60
+    if sum(minutes.values()) >= 1:
+        shown = ", ".join(f"{name} {value:.1f}" for name, value in minutes.items())
+        terminal.notify(f"estimated minutes of each system: {shown} (--every and --compare take less)")
 
 
 def _add_stream_options(parser: Parser, every_help: str) -> None:

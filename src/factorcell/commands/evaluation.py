@@ -60,14 +60,11 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _open_scorer(folder: Path, arguments: argparse.Namespace) -> "Scorer":
-    """Open a model; with --no-ngram-mixture, a run predicts with its neural model alone."""
-    from factorcell.runs.run import Run
+    """Open a model; with --no-ngram-mixture, runs predict with their neural models alone."""
     from factorcell.training.mixture import open_scorer
 
-    model: Scorer = open_scorer(folder, device=arguments.device, precision=arguments.precision)
-    if arguments.no_ngram_mixture and isinstance(model, Run):
-        model.mixture = None
-    return model
+    computing = {"device": arguments.device, "precision": arguments.precision}
+    return open_scorer(folder, **computing, mixture=not arguments.no_ngram_mixture)
 
 
 def _show_evaluation(row: Row, result: "Evaluation", baseline: "Scorer | None") -> None:

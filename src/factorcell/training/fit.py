@@ -73,6 +73,7 @@ Parameters = ParamSpec("Parameters")
 
 HELD_OUT_SHARE = 0.05  # share of the training rows that become development texts if there is no development table
 MAX_HELD_OUT = 50_000  # texts that are held out of a table with more than a million texts
+ALL_PASSES = 0.99  # a training that has made more of its passes ends because of them, not because of its time limit
 MIN_USERS = 20  # with fewer users, single texts are held out instead of all texts of some users
 # Parameters of `fit` and `compare`, which the error about an unknown option may suggest.
 PARAMETERS = ("dev", "minutes", "out", "preset", "resume", "test", "models", "seeds", "target", "ngram")
@@ -166,7 +167,7 @@ def train_run(
         else:
             run_config = plan(specified, corpus, held_out, minutes, preset)
             run = Run.create(folder, run_config, corpus.tokenizer, corpus.schema)
-        max_dev_targets = run.config.training.max_dev_targets
+        max_dev_targets, max_passes = run.config.training.max_dev_targets, run.config.training.epochs
         dev_corpus = limit_targets(held_out, max_dev_targets) if max_dev_targets else held_out
         # Before the training, as the texts of users may have errors:
         streams = completion_streams(run, source if dev is None else dev, held_out)
@@ -179,7 +180,9 @@ def train_run(
         facts = {"ngram": ngram, **save_other_models(run, corpus, streams, effort)}
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:
-        log_facts(("time", f"{(perf_counter() - start) / 60:.1f} of {minutes:g} minutes"))
+        has_all_passes = run.log()[-1]["tokens"] > ALL_PASSES * max_passes * corpus.target_count
+        reason = f"; all {max_passes:g} passes are made (--epochs)" if has_all_passes else ""
+        log_facts(("time", f"{(perf_counter() - start) / 60:.1f} of {minutes:g} minutes{reason}"))
     report_run(run, run.schema.columns() if run.model.is_adapted else ())
     return run
 

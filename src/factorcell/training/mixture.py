@@ -235,26 +235,29 @@ class MixedModels:
         self.weights = np.full((1 + len(self.values), len(models)), 1 / len(models)) if weights is None else weights
 
     @classmethod
-    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> "MixedModels":
+    def open(
+        cls, folder: str | Path, *, device: str = "cpu", precision: str = AUTO, mixture: bool = True
+    ) -> "MixedModels":
         """Open a mixture that `save` wrote.
 
         Args:
             folder: The folder of the mixture.
             device: The device to compute on: "cpu", "cuda" or "auto".
             precision: The precision of matrix products: "float32", "bfloat16" or "auto".
+            mixture: Whether its runs use their n-gram mixtures.
 
         Raises:
             UserError: If a file is missing or not valid.
         """
         folder = Path(folder)
         saved = files.read_versioned(folder / FILE, FORMAT, folder)
+        options: dict[str, Any] = {"device": device, "precision": precision, "mixture": mixture}
         try:
-            models = [open_scorer(folder / path, device=device, precision=precision) for path in saved["models"]]
-            mixture = cls(folder, models, saved["by"])
-            mixture.weights = read_weights(saved, *mixture.weights.shape)
+            mixed = cls(folder, [open_scorer(folder / path, **options) for path in saved["models"]], saved["by"])
+            mixed.weights = read_weights(saved, *mixed.weights.shape)
         except (UserError, KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(f"{folder / FILE}: not a valid mixture ({error})") from None
-        return mixture
+        return mixed
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
@@ -360,13 +363,14 @@ def mix(
     return mixture, rows
 
 
-def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUTO) -> Model:
+def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUTO, mixture: bool = True) -> Model:
     """Open the run, n-gram model or mixture in a folder.
 
     Args:
         folder: The folder of the model.
         device: The device to compute on: "cpu", "cuda" or "auto".
         precision: The precision of matrix products: "float32", "bfloat16" or "auto".
+        mixture: Whether runs use their n-gram mixtures.
 
     Returns:
         The model.
@@ -378,5 +382,5 @@ def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = AUT
     if (folder / NGRAM_FILE).is_file():
         return NGram.open(folder)
     if (folder / FILE).is_file() and not (folder / CONFIG).is_file():  # a run may have a mixture too
-        return MixedModels.open(folder, device=device, precision=precision)
-    return Run.open(folder, device=device, precision=precision)
+        return MixedModels.open(folder, device=device, precision=precision, mixture=mixture)
+    return Run.open(folder, device=device, precision=precision, mixture=mixture)
