@@ -253,6 +253,7 @@ def finetune(
         facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
         other_facts = save_other_models(tuned, corpus, streams)
         write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
+    report_run(tuned, tuned.schema.columns() if tuned.model.is_adapted else ())
     return tuned
 
 
