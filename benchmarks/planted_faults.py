@@ -45,8 +45,8 @@ FAULTS = [
     Fault("training/adam.py", "1 - BETA2**step) / (1 - BETA1**step)", "1 - BETA2**step)", "training/test_adam.py"),
     Fault(
         "training/schedule.py",
-        "self.time_share += fraction * (1 - self.time_share)",
-        "self.time_share += fraction",
+        "self.tokens / (self.tokens + expected)",
+        "self.tokens / expected",
         "training/test_schedule.py",
     ),
     Fault(

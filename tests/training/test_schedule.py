@@ -94,7 +94,9 @@ def test_a_training_ends_in_time_on_a_machine_that_changes_its_speed(
     assert rows[-1]["step"] == rows[-1]["steps"]
     evaluations = [row for row in rows if row["split"] == "dev"]
     assert len(evaluations) == 4
-    assert [row["seconds"] for row in evaluations] == pytest.approx([25, 50, 75, 100], abs=max(early, late) + 2.0)
+    assert evaluations[-1]["step"] == rows[-1]["step"]
+    if early == late:
+        assert [row["seconds"] for row in evaluations] == pytest.approx([25, 50, 75, 100], abs=early + 2.2)
     run = Run.open(tmp_path / "run")
     assert run.config.training.steps == rows[-1]["step"]
     assert Trainer(run, *read_texts(run.config)).progress.steps == rows[-1]["step"]
@@ -169,7 +171,7 @@ def test_an_interrupted_training_with_a_limit_resumes_to_the_same_result(
 
 
 @pytest.mark.parametrize(("early", "late"), [(1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (0.1, 0.1)])
-def test_the_learning_rate_follows_the_share_of_the_time(
+def test_the_learning_rate_follows_the_estimated_share(
     early: float, late: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Machine(monkeypatch, early, late)
@@ -185,7 +187,11 @@ def test_the_learning_rate_follows_the_share_of_the_time(
     monkeypatch.setattr(Trainer, "step", recorded_step)
     monkeypatch.setattr(schedule, "WARMUP", 0.0)
     train_in(tmp_path / "run", learning_rate=1.0)
-    assert np.diff(shares).min() > 0
+    true_shares = np.arange(len(shares)) / len(shares)
+    end = len(shares) * 9 // 10  # until then, the estimate has followed the change of the speed
+    assert np.abs(shares - true_shares)[end:].max() < 0.06
+    if early == late:
+        assert np.diff(shares).min() > 0
     np.testing.assert_allclose(
         rates[1:], (1 + np.cos(np.pi * np.array(shares[1:]))) / 2, atol=0.01
     )  # the first step is the warm-up
@@ -196,8 +202,10 @@ def count(progress: Progress, target_seconds: float, steps: int) -> list[float]:
     """Count steps of a second, each with an evaluation, which does not change the speed; return the shares."""
     shares = []
     for _ in range(steps):
+        progress.tokens += round(1 / target_seconds)
         progress.count_seconds(1.0, round(1 / target_seconds))
         progress.count_seconds(0.1)
+        progress.evaluation_seconds += 0.1
         shares.append(progress.share)
     return shares
 
@@ -217,28 +225,30 @@ def test_at_a_constant_speed_the_share_is_that_of_the_time(target_seconds: float
 def test_the_share_follows_the_speed_and_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "SPEED_WINDOW", 0.02)
     progress = limited_progress()
-    shares = count(progress, 0.05, 15) + count(progress, 0.2, 20)
-    rest = 75 - progress.seconds  # the reserve is 25 seconds now
-    expected = (1 - progress.share) / rest  # of each second from now on
-    [share] = count(progress, 0.2, 1)
-    assert share - shares[-1] == pytest.approx(1.1 * expected, rel=0.001)
-    shares += [share, *count(progress, 0.05, 30)]
-    assert np.diff(shares).min() > 0
-    assert progress.share < 1
-    progress.count_seconds(20.0)
+    count(progress, 0.05, 15)
+    assert progress.share == pytest.approx(16.5 / 85)  # the reserve is 15 seconds
+    slow = count(progress, 0.2, 20)
+    assert progress.tokens == 400
+    steps_left = (75 - 38.5) / 1.1  # the reserve is 25 seconds now
+    assert slow[-1] == pytest.approx(400 / (400 + 5 * steps_left), rel=0.001)
+    fast = count(progress, 0.05, 20)
+    assert fast[-1] == pytest.approx(800 / (800 + 20 * (85 - 60.5) / 1.1), rel=0.001)
+    assert fast[-1] < slow[-1], "many more targets are expected now"
+    progress.count_seconds(25.0)
     assert progress.share == 1.0
     assert Progress(10, step=5, seconds=5.0).share == 0.5
 
 
-def test_a_moment_in_which_the_machine_is_slow_hardly_changes_the_share() -> None:
+def test_a_moment_in_which_the_machine_is_slow_changes_the_share_for_a_moment() -> None:
     progress, undisturbed = limited_progress(), limited_progress()
-    count(progress, 0.05, 40)
-    progress.count_seconds(2.0, 1)
-    count(undisturbed, 0.05, 40)
-    undisturbed.count_seconds(2.0, 40)
-    assert progress.share == pytest.approx(undisturbed.share, abs=0.01)
+    for each, targets in ((progress, 1), (undisturbed, 40)):
+        count(each, 0.05, 40)
+        each.tokens += targets
+        each.count_seconds(2.0, targets)
+    assert 0.02 < progress.share - undisturbed.share < 0.1
     count(progress, 0.05, 20)
-    assert progress.share == pytest.approx(progress.seconds / 85, abs=0.01)
+    count(undisturbed, 0.05, 20)
+    assert progress.share == pytest.approx(undisturbed.share, abs=0.02)
 
 
 def test_large_models_learn_fewer_targets_in_a_second() -> None:
@@ -278,6 +288,7 @@ def test_events_are_evenly_spread_and_the_last_is_at_the_end(steps: int, count: 
 def test_with_a_time_limit_evaluations_wait_until_they_are_affordable() -> None:
     progress, due_seconds = Progress(100, max_seconds=100.0), list[float]()
     for _ in range(50):
+        progress.tokens += 1
         progress.count_seconds(2.0, 1)
         if progress.is_evaluation_due(10):
             due_seconds.append(progress.seconds)

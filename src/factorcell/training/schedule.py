@@ -1,12 +1,12 @@
 """The schedule of a training: the learning rate and the evaluations follow the share of the training that is done.
 
     share = step / steps                      without a time limit
-    share = max(step / steps, time_share)     with one
+    share = max(step / steps, targets / (targets + expected targets))     with one
 
-With a time limit, `steps` is the largest number of steps. The rest of `time_share` is spread evenly over the time that
-remains until the work after the steps begins, so that the learning rate has always decayed when the time is used up,
-and a moment in which the machine is slow does not change it at once. This work takes as many times longer on a slow or
-busy machine as the recent steps do, up to a limit (`rules.minutes_after_steps`).
+With a time limit, `steps` is the largest number of steps, and the expected targets are those of the time that remains
+until the work after the steps begins, at the recent speed. So the learning rate has always decayed when the time is
+used up, and its decay follows the steps: it rises again if the machine gets faster. The work after the steps takes as
+many times longer on a slow or busy machine as the recent steps do, up to a limit (`rules.minutes_after_steps`).
 """
 
 import math
@@ -52,7 +52,6 @@ class Progress:
     seconds: float = 0.0  # duration so far, with evaluations
     recent_seconds: float = 0.0  # duration of the recent steps; older ones count less
     recent_targets: float = 0.0  # that these steps learned
-    time_share: float = 0.0  # share of the training that is done if the time limit decides
     best: float = math.inf  # lowest development perplexity so far
     evaluations: int = 0  # that were due so far
     evaluations_since_best: int = 0
@@ -63,27 +62,30 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """The share of the training that is done, from 0 to 1."""
-        return min(1.0, max(self.step / self.steps, self.time_share))
+        """The share of the training that is done, from 0 to 1; with a time limit, an estimate."""
+        of_steps, remaining = min(1.0, self.step / self.steps), self._remaining_seconds()
+        if remaining <= 0:
+            return 1.0
+        if math.isinf(remaining) or not self.recent_seconds:
+            return of_steps
+        of_evaluations = self.evaluation_seconds / self.seconds
+        expected = remaining * (1 - of_evaluations) * self.recent_targets / self.recent_seconds
+        return max(of_steps, self.tokens / (self.tokens + expected))
 
     def count_seconds(self, seconds: float, targets: int = 0) -> None:
         """Add the duration of an evaluation, or of a step on some `targets`."""
         self.seconds += seconds
-        if math.isinf(self.max_seconds):
-            return
-        if targets:
+        if targets and math.isfinite(self.max_seconds):
             decay = math.exp(-seconds / (SPEED_WINDOW * self.max_seconds))
             self.recent_seconds = decay * self.recent_seconds + seconds
             self.recent_targets = decay * self.recent_targets + targets
-        remaining = self.max_seconds - self._reserve() - self.seconds
-        fraction = seconds / (seconds + remaining) if remaining > 0 else 1.0  # of the time that remained before
-        self.time_share += fraction * (1 - self.time_share)
 
-    def _reserve(self) -> float:
-        """Return the seconds that the work after the steps will take."""
+    def _remaining_seconds(self) -> float:
+        """Return the seconds until the work after the steps begins."""
         target_seconds = self.recent_seconds / max(1.0, self.recent_targets)
         slowness = min(MAX_RESERVE_SLOWNESS, max(1.0, target_seconds / self.ordinary_target_seconds))
-        return min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
+        reserve = min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
+        return self.max_seconds - reserve - self.seconds
 
     @property
     def total_steps(self) -> int:
