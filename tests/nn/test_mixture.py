@@ -255,6 +255,9 @@ def test_the_command_evaluates_a_mixture_of_neural_models(
         mixed.folder.mkdir()
         mixed.save()
     files.write_rows(tmp_path / "texts.jsonl", ROWS)
+    command = ["evaluate", str(outer.folder), str(tmp_path / "texts.jsonl"), "--no-ngram-mixture", "--save"]
+    assert main(command) == 2
+    assert "--save: cannot save a mixture" in capsys.readouterr().err
     for options, is_mixed in (([], True), (["--no-ngram-mixture"], False)):
         assert main(["evaluate", str(outer.folder), str(tmp_path / "texts.jsonl"), "--json", *options]) == 0
         perplexity = json.loads(capsys.readouterr().out.splitlines()[0])["perplexity"]

@@ -43,6 +43,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
 
     run = _open_scorer(arguments.run, arguments)
     baseline = _open_scorer(arguments.baseline, arguments) if arguments.baseline else None
+    if arguments.save and arguments.no_ngram_mixture and hasattr(run, "models"):
+        raise UserError("--save: cannot save a mixture of models with --no-ngram-mixture, whose results have one name")
     result = evaluate(run, arguments.table, by=arguments.by, baseline=baseline, unknown=arguments.unknown)
     row = result.result_row(run, arguments.table)
     if arguments.json:

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from factorcell.errors import UserError
 from factorcell.runs.exporting import export
-from factorcell.runs.run import Run
+from factorcell.runs.run import Run, read_config
 
 RUN_VARIABLE, FOLDER_VARIABLE, COUNT_VARIABLE = "FACTORCELL_RUN", "FACTORCELL_LORAS", "FACTORCELL_LORA_COUNT"
 DEFAULT_COUNT, MAX_NAME = 1000, 2000  # LoRAs; characters of a name
@@ -57,10 +57,11 @@ class ContextLoras:
         """Return the run, and the folder of this process."""
         run, folder = self._opened
         if run is None:
-            run = Run.open(self.run_folder, mixture=False)
-            if run.config.model.output_bias or "concat" in run.config.model.adapt:
+            model = read_config(self.run_folder).model
+            if model.output_bias or "concat" in model.adapt:
                 problem = "a run with concat or an output bias, but vLLM reads no biases of a LoRA"
                 raise UserError(f"{self.run_folder}: expected adapters of weights only, got {problem}")
+            run = Run.open(self.run_folder, mixture=False)
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(f"{PREFIX}*@{platform.node()}-*"):
                 if _has_ended(path.name.removeprefix(PREFIX).partition("@")[0]):

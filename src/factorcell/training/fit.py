@@ -180,7 +180,9 @@ def train_run(
         facts = {"ngram": ngram, **save_other_models(run, corpus, streams, effort)}
         write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
     if minutes is not None:
-        has_all_passes = run.log()[-1]["tokens"] > ALL_PASSES * max_passes * corpus.target_count
+        # The config of a resumed training has the passes that were made, and `steps` limits the passes too.
+        is_known = not should_resume and not specified.get("training", {}).get("steps")
+        has_all_passes = is_known and run.log()[-1]["tokens"] > ALL_PASSES * max_passes * corpus.target_count
         reason = f"; all {max_passes:g} passes are made (--epochs)" if has_all_passes else ""
         log_facts(("time", f"{(perf_counter() - start) / 60:.1f} of {minutes:g} minutes{reason}"))
     report_run(run, run.schema.columns() if run.model.is_adapted else ())
