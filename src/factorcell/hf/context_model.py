@@ -412,8 +412,8 @@ class ContextModel(nn.Module):
             return cls(model, config, saved=_read_checkpoint(path))
         if not path.exists() and "/" in str(folder) and HUB_NAME.fullmatch(str(folder)):
             path = _download(str(folder), options)
-        elif path.exists() and (given := [name for name, value in options.items() if value is not None]):
-            raise UserError(f"{', '.join(given)}: expected a repository of the hub, got the folder {path}")
+        elif path.exists() and (refused_names := [name for name, value in options.items() if value is not None]):
+            raise UserError(f"{', '.join(refused_names)}: expected a repository of the hub, got the folder {path}")
         if (path / CHECKPOINT_FILE).exists() and not (path / CONFIG_FILE).exists():
             raise UserError(f"{path}: expected the argument config for a checkpoint of the Trainer, got none")
         content = files.read_versioned(path / CONFIG_FILE, FILE_FORMAT)
