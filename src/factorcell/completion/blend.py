@@ -65,7 +65,7 @@ BOUNDS = {feature: bounds for features in SOURCES.values() for feature, bounds i
 FEATURES = tuple(BOUNDS)
 # Source -> the index of the feature that is 1 for its texts and 0 for all others.
 INDICATORS = {source: FEATURES.index(name) for source, name in zip(ORDERS, ("model", "popular", "own"), strict=True)}
-# What a blend is compared with: the model alone, and completion without a model -> its sources, the best texts first.
+# Baseline of a blend: the model alone, or completion without a model -> its sources, the best texts first.
 BASELINES = {"model": ("model",), "known": ("history", "popularity")}
 
 
