@@ -222,6 +222,16 @@ def test_at_a_constant_speed_the_share_is_that_of_the_time(target_seconds: float
     assert progress.share == pytest.approx(progress.seconds / (100 - reserve))
 
 
+def test_a_first_evaluation_that_takes_long_does_not_shorten_the_expected_training() -> None:
+    """Later evaluations wait until they have taken at most `EVALUATION_SHARE` of the time."""
+    progress = Progress(1000, max_seconds=100.0)
+    progress.tokens = 10
+    progress.count_seconds(6.0, 10)
+    progress.count_seconds(4.0)
+    progress.evaluation_seconds += 4.0
+    assert progress.share == pytest.approx(10 / (10 + 0.9 * 90 / 0.6))
+
+
 def test_the_share_follows_the_speed_and_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "SPEED_WINDOW", 0.02)
     progress = limited_progress()

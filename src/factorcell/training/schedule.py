@@ -68,7 +68,7 @@ class Progress:
             return 1.0
         if math.isinf(remaining) or not self.recent_seconds:
             return of_steps
-        of_evaluations = self.evaluation_seconds / self.seconds
+        of_evaluations = min(EVALUATION_SHARE, self.evaluation_seconds / self.seconds)
         expected = remaining * (1 - of_evaluations) * self.recent_targets / self.recent_seconds
         return max(of_steps, self.tokens / (self.tokens + expected))
 
