@@ -17,9 +17,8 @@ from factorcell.evaluation.classification import classify, fit_combination
 from factorcell.evaluation.linear_classifier import BASELINES_FILE, classify_with_linear_baseline, read_train_and_test
 from factorcell.io import files
 from factorcell.runs import saved_results
-from factorcell.runs.run import Run, relative_path, training_facts, training_table
+from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
-from tests.small_runs import ROWS, make_run
 
 
 def weighted_posterior(weights: Mapping[str, float], log_probs: Mapping[str, Any]) -> Any:
@@ -51,19 +50,6 @@ def test_weights_of_texts_that_all_classifiers_separate_are_finite() -> None:
     weights = fit_combination({"likelihood": log_probs, "linear": log_probs}, np.array([0, 1, 2] * 5))
     assert 0 < weights["likelihood"] < 10
     assert weights["linear"] == pytest.approx(weights["likelihood"], rel=1e-4)
-
-
-def test_the_path_of_the_training_table_is_relative_to_the_run(tmp_path: Path) -> None:
-    table = tmp_path / "data" / "train.jsonl"
-    assert relative_path(table, tmp_path / "runs" / "small") == "../../data/train.jsonl"
-    assert relative_path(ROWS, tmp_path) is None
-    run = make_run(tmp_path / "runs" / "small")
-    assert training_table(run) is None
-    files.write_json(run.folder / "training.json", {"path": "../../data/train.jsonl"})
-    assert training_table(run) is None  # it does not exist
-    table.parent.mkdir()
-    files.write_rows(table, ROWS)
-    assert training_table(run) == table.resolve()
 
 
 @pytest.fixture
@@ -157,7 +143,6 @@ def test_an_impossible_combination_is_an_error(run: Run, tables: tuple[Path, Pat
         classify(run, test, "place", combine=True, calibrate=dev)
     result = classify(run, test, "place")
     assert result.metrics()["linear_accuracy"] is None
-    assert training_facts(run.folder)["path"] == "../train.jsonl"
 
 
 def test_results_have_the_kind_of_their_classifier(run: Run, tables: tuple[Path, Path, Path]) -> None:

@@ -11,8 +11,10 @@ import torch
 
 from factorcell.commands.cli.main import main
 from factorcell.config import Config
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import target_frequencies
+from factorcell.data.counts import target_counts_by_value
 from factorcell.data.preparation import prepare
+from factorcell.errors import UserError
 from factorcell.evaluation.explaining.token_evidence import (
     MIN_RATIO,
     count_tokens,
@@ -26,7 +28,7 @@ from factorcell.evaluation.explaining.token_evidence import (
 )
 from factorcell.io import files
 from factorcell.reports.explaining import explanation_page
-from factorcell.runs.run import Run
+from factorcell.runs.run import UNIGRAMS, Run
 from tests.findings import expected_finding
 from tests.pages import Page
 
@@ -55,10 +57,11 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def training_texts(run: Run, rows: list[dict[str, Any]]) -> Corpus:
+def save_counts(run: Run, rows: list[dict[str, Any]]) -> None:
+    """Save the counts of training texts in a run, as training does."""
     corpus = read_training_texts(run, rows)
-    assert corpus is not None
-    return corpus
+    by_value = {v.name: target_counts_by_value(corpus, index) for index, v in enumerate(run.schema.categories)}
+    run.save_unigram_counts(target_frequencies(corpus), by_value)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +78,15 @@ def training_texts(run: Run, rows: list[dict[str, Any]]) -> Corpus:
     ],
 )
 def test_counts_of_contexts_are_those_of_their_texts(run: Run, contexts: tuple[dict[str, str], ...]) -> None:
-    counts = count_tokens(run, training_texts(run, TRAIN), contexts)
+    counts = count_tokens(run, contexts, TRAIN)
     assert counts is not None
     columns = [name for name in ("city", "stars") if len({context.get(name) for context in contexts}) > 1]
+    save_counts(run, TRAIN)
+    if len(columns) == 1:
+        np.testing.assert_array_equal(counts, count_tokens(run, contexts))
+    else:
+        with expected_finding("no evidence"):
+            assert count_tokens(run, contexts) is None
     for index, context in enumerate(contexts):
         texts = [row["text"] for row in TRAIN if all(row[c] == context.get(c, row[c]) for c in columns)]
         words = Counter(word for text in texts for word in text.split())
@@ -93,14 +102,14 @@ def test_counts_of_contexts_are_those_of_their_texts(run: Run, contexts: tuple[d
 
 
 def test_numbers_have_no_counts(run: Run) -> None:
-    corpus = training_texts(run, ROWS)
-    assert count_tokens(run, corpus, [{"age": 3, "city": "Oslo"}, {"age": 4, "city": "Nice"}]) is None
-    assert count_tokens(run, corpus, [{"age": 4, "city": "Oslo"}, {"age": 4, "city": "Nice"}]) is not None
+    with expected_finding("no evidence"):
+        assert count_tokens(run, [{"age": 3, "city": "Oslo"}, {"age": 4, "city": "Nice"}], ROWS) is None
+    assert count_tokens(run, [{"age": 4, "city": "Oslo"}, {"age": 4, "city": "Nice"}], ROWS) is not None
 
 
 def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
     contexts = {"city": "Oslo"}, {"city": "Nice"}
-    counts = count_tokens(run, training_texts(run, TRAIN), contexts)
+    counts = count_tokens(run, contexts, TRAIN)
     assert counts is not None
     assert most_shifted_tokens(run, *contexts, count=100, train=ROWS) == []  # too few texts
     rows = most_shifted_tokens(run, *contexts, count=100, train=TRAIN)
@@ -118,10 +127,9 @@ def test_only_tokens_with_evidence_are_shown_as_shifted(run: Run) -> None:
         assert supported[index]
 
 
-def test_shifted_tokens_are_counted_in_the_training_table_of_the_run(run: Run, tmp_path: Path) -> None:
+def test_shifted_tokens_have_the_counts_that_training_saved(run: Run) -> None:
     contexts = {"city": "Oslo"}, {"city": "Nice"}
-    files.write_rows(tmp_path / "train.jsonl", TRAIN)
-    files.write_json(run.folder / "training.json", {"path": "../train.jsonl"})
+    save_counts(run, TRAIN)
     assert most_shifted_tokens(run, *contexts) == most_shifted_tokens(run, *contexts, train=TRAIN) != []
     with expected_finding("no evidence"):
         most_shifted_tokens(run, {"age": 3}, {"age": 4})
@@ -150,7 +158,8 @@ def test_explanations_say_which_tokens_have_no_evidence(run: Run, tmp_path: Path
     assert [token["counts"] for token in rows[0]["tokens"][:2]] == [{"Oslo": 0, "Nice": 0}, {"Oslo": 1, "Nice": 1}]
     (finding,) = evidence_findings(rows)
     assert finding.text.startswith("'lava lava': ")
-    without_counts = explain(run, ["lava sea"], contexts)
+    with expected_finding("no evidence"):
+        without_counts = explain(run, ["lava sea"], contexts)
     assert list(evidence_findings(without_counts)) == []
     assert without_counts[0]["ratio"] == pytest.approx(rows[0]["ratio"], rel=1e-4)
 
@@ -166,14 +175,19 @@ def test_explanations_count_tokens_in_the_training_texts_of_each_context(run: Ru
     ]
 
 
-def test_commands_count_words_in_the_training_table(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_counts_are_an_error(run: Run) -> None:
+    save_counts(run, ROWS)
+    tensors, _ = files.load_tensors(run.folder / UNIGRAMS)
+    files.save_tensors(run.folder / UNIGRAMS, {**tensors, "city:tokens": tensors["city:tokens"] + 100}, {})
+    with pytest.raises(UserError, match=r"unigrams\.safetensors: damaged counts of city"):
+        run.unigram_counts_by_value("city")
+
+
+def test_commands_show_words_with_the_counts_that_training_saved(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["explain", str(run.folder), "--text", "lava sea", "--between", "city=Oslo", "city=Nice"]
     assert main(command) == 0
-    assert "no counts of words: " in capsys.readouterr().err
-    files.write_rows(tmp_path / "train.jsonl", ROWS)
-    files.write_json(run.folder / "training.json", {"path": "../train.jsonl"})
+    assert "training did not count the words of these contexts; add --train TABLE" in capsys.readouterr().err
+    save_counts(run, ROWS)
     assert main(command) == 0
     output = capsys.readouterr()
     assert "without the tokens without evidence (lava): " in output.out

@@ -11,7 +11,7 @@ from factorcell.commands.cli import options, terminal
 from factorcell.commands.cli.parser import COMPUTING, OUTPUT_FILE, Parser
 from factorcell.errors import UserError
 from factorcell.io import input_files
-from factorcell.io.findings import Finding, report
+from factorcell.io.findings import report
 from factorcell.options.limits import DEFAULT_VALUE_COUNT
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def run_explain(arguments: argparse.Namespace) -> None:
     from factorcell.evaluation.explaining.token_evidence import evidence_findings, explain
     from factorcell.io import files
     from factorcell.io.findings import ranked
-    from factorcell.runs.run import training_table
 
     run = options.open_run(arguments)
     shared = options.parse_context(run, arguments.context)
@@ -60,12 +59,9 @@ def run_explain(arguments: argparse.Namespace) -> None:
     settings: dict[str, Any] = {
         # The typed values were checked above; a table is read as `score` reads it.
         "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
-        "train": arguments.train or training_table(run),
+        "train": arguments.train,
         "text_contexts": text_contexts,
     }
-    if settings["train"] is None:
-        text = f"no counts of words: {run.folder} records no existing training table; add --train TABLE"
-        report(Finding("no evidence", text))
     rows = explain(run, texts, contexts, **settings)
     if arguments.page:
         from factorcell.reports.explaining import explanation_page
@@ -201,7 +197,7 @@ def add_contexts_arguments(parser: Parser) -> None:
 
 
 def _add_train(parser: Parser) -> None:
-    help_text = "training table, to count words in texts of each context (default: the table the run was trained on)"
+    help_text = "training table, to count words in texts of each context (default: the counts that training saved)"
     parser.add("--train", type=Path, metavar="TABLE", help=help_text)
 
 
@@ -276,7 +272,7 @@ def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse
     from factorcell.evaluation.explaining.token_evidence import context_text, most_shifted_tokens, read_training_texts
 
     settings = options.selected(arguments, "count", "frequent", "unknown")
-    settings["train"] = read_training_texts(run, arguments.train)
+    settings["train"] = arguments.train and read_training_texts(run, arguments.train)
     comparisons = []
     for pair in pairs:
         names = differing_columns(pair)

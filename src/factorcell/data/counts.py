@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from factorcell.data.columns.rows import category_names, to_values
@@ -113,6 +114,20 @@ class TextCounts:
 def _public(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of texts that are not empty and seem to contain no private content."""
     return {text: count for text, count in counts.items() if text and is_public(text)}
+
+
+def target_counts_by_value(corpus: Corpus, column: int) -> csr_array:
+    """Return how often each token is a target in the texts of each value of a category (K, V); row 0 is the unknown."""
+    shape = len(corpus.schema.categories[column].values), len(corpus.tokenizer)
+    counts = csr_array(shape, dtype=np.int64)
+    for block in list_blocks(corpus.offsets, BLOCK_TARGETS):
+        offsets = corpus.offsets[block.start : block.stop + 1]
+        values = np.repeat(corpus.categories[block, column].astype(np.int64), np.diff(offsets))
+        values[offsets[:-1] - offsets[0]] = -1  # start tokens are not targets
+        has_value, tokens = values >= 0, corpus.tokens[offsets[0] : offsets[-1]].astype(np.int64)
+        pairs = values[has_value], tokens[has_value]
+        counts += csr_array((np.ones(len(pairs[0]), np.int64), pairs), shape)
+    return counts
 
 
 def count_users(text_indices: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:

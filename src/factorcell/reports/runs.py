@@ -12,7 +12,7 @@ from typing import Any
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.diagnostics import run_findings
-from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens, read_training_texts
+from factorcell.evaluation.explaining.token_evidence import most_shifted_tokens
 from factorcell.evaluation.text_figures import Figures, prediction_fields
 from factorcell.io import input_files
 from factorcell.io.output import is_number
@@ -90,10 +90,10 @@ def _typical_words(run: Run) -> Iterator[Row]:
     categories = run.schema.named_categories(run.config.data.user)
     if not (categories and run.config.model.output_bias) or run.tokenizer.is_character_level:
         return
-    variable, texts = categories[0], read_training_texts(run)
+    variable = categories[0]
     counted = sorted(zip(variable.values[1:], variable.counts[1:], strict=True), key=lambda pair: -pair[1])
     for value, _ in counted[:MAX_WORD_VALUES]:
-        rows = most_shifted_tokens(run, {variable.source_column: value}, count=WORD_COUNT, train=texts)
+        rows = most_shifted_tokens(run, {variable.source_column: value}, count=WORD_COUNT)
         if rows:
             yield {"context": f"{variable.source_column}={value}", "rows": rows}
 

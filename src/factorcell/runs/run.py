@@ -1,7 +1,6 @@
 """The run folder: one trained model with everything that it needs to read new texts (docs/formats.md)."""
 
 import hashlib
-import os
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from factorcell.config import FORMAT, PRECISIONS, Config
@@ -44,7 +44,7 @@ CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
 MAX_BATCH_TOKENS = 20_000  # largest number of tokens in a batch of scoring
 FINGERPRINT_BYTES = 16  # a run is identified by this many bytes, the beginning of the SHA-256 of its weights
 
-UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
+UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training, also by values of categories
 TEXT_HASHES = "text_hashes.safetensors"  # of training texts, to find them in tables that are evaluated
 MAX_TEXT_HASHES = 100_000  # number of hashes, the smallest ones, that are saved
 
@@ -199,9 +199,13 @@ class Run(TextModel):
         facts = {**facts, "digests": files.digests(self.folder, ("schema.json", *self.tokenizer.FILES))}
         files.save_tensors(self.folder / WEIGHTS, self.model.saved_tensors(), facts)
 
-    def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
-        """Write how often each token was a target of training (V,)."""
-        files.save_tensors(self.folder / UNIGRAMS, {"counts": torch.from_numpy(counts)}, {})
+    def save_unigram_counts(self, counts: NDArray[np.int64], by_value: Mapping[str, csr_array] | None = None) -> None:
+        """Write how often each token was a target of training (V,), and so by the values of categories (K, V)."""
+        tensors = {"counts": torch.from_numpy(counts)}
+        for name, matrix in (by_value or {}).items():
+            parts = {"counts": matrix.data, "tokens": matrix.indices, "offsets": matrix.indptr}
+            tensors |= {f"{name}:{part}": torch.from_numpy(array.astype(np.int32)) for part, array in parts.items()}
+        files.save_tensors(self.folder / UNIGRAMS, tensors, {})
 
     def unigram_counts(self) -> Tensor:
         """Read how often each token was a target of training (V,), as 64-bit integers."""
@@ -212,6 +216,20 @@ class Run(TextModel):
         if counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
             raise UserError(f"{path}: expected a count for each token")
         return counts
+
+    def unigram_counts_by_value(self, name: str) -> csr_array | None:
+        """Read how often each token was a target with each value of a category (K, V); None if this is not saved."""
+        path, size = self.folder / UNIGRAMS, len(self.schema.variable(name).values)
+        tensors = files.load_tensors(path)[0] if path.exists() else {}
+        if f"{name}:counts" not in tensors:
+            return None
+        try:
+            parts = tuple(tensors[f"{name}:{part}"].numpy() for part in ("counts", "tokens", "offsets"))
+            matrix = csr_array(parts, (size, len(self.tokenizer)))
+            matrix.check_format()
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{path}: damaged counts of {name} ({error})") from None
+        return matrix
 
     def save_text_hashes(self, hashes: NDArray[np.uint64]) -> None:
         """Write the smallest `MAX_TEXT_HASHES` hashes of training texts to the folder."""
@@ -357,23 +375,6 @@ def training_facts(folder: Path) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise UserError(f"{path}: damaged (expected an object, got {type(facts).__name__})")
     return facts
-
-
-def relative_path(source: Any, folder: Path) -> str | None:
-    """Return the path of a training table relative to the folder of a run; None for tables in memory."""
-    if not isinstance(source, (str, Path)):
-        return None
-    try:
-        return os.path.relpath(Path(source).resolve(), folder.resolve())
-    except ValueError:  # Windows: the two are on different drives
-        return str(Path(source).resolve())
-
-
-def training_table(run: Run) -> Path | None:
-    """Return the training table of a run; None if the run did not record a file, or the file does not exist."""
-    recorded_path = training_facts(run.folder).get("path")
-    path = run.folder / recorded_path if isinstance(recorded_path, str) else None
-    return path.resolve() if path is not None and path.exists() else None
 
 
 def check_weights(folder: Path) -> None:

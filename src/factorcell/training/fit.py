@@ -29,7 +29,7 @@ from factorcell.config import (
 from factorcell.data.columns.columns import check_columns
 from factorcell.data.columns.values import is_missing
 from factorcell.data.corpus import Corpus, target_frequencies, text_hashes
-from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.counts import POPULARITY, TextCounts, target_counts_by_value
 from factorcell.data.preparation import prepare
 from factorcell.data.tables.tables import open_table, table_name
 from factorcell.data.text_folds import is_valid_text
@@ -46,7 +46,7 @@ from factorcell.nn.language_model import with_identified_base
 from factorcell.options import limits
 from factorcell.options.limits import PRESETS, SMALL_DATA_DEFAULTS, check_unknown
 from factorcell.runs import saved_results, summary
-from factorcell.runs.run import Run, initial_files, relative_path, training_facts
+from factorcell.runs.run import Run, initial_files, training_facts
 from factorcell.runs.saved_results import FIGURES, UNKNOWN_CONTEXT_GAIN
 from factorcell.training.mixture import fit_mixture, limit_targets
 from factorcell.training.proximal import ALL, StartingPoint, select_parts, sparse_bias_of
@@ -418,8 +418,6 @@ def write_training_facts(
     """Write training.json, with the options `chosen` automatically, and all files that complete a run."""
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
-    if path := relative_path(source, run.folder):
-        row["path"] = path
     if used := summary.used_options(chosen, run.config, run.schema):
         row["chosen"] = used
     row |= {name: value for name, value in facts.items() if value}
@@ -431,7 +429,11 @@ def write_training_facts(
         if repeated := repeated_texts(dev, hashes, "development texts"):
             row["repeated_texts"] = repeated.text
     files.write_json(run.folder / "training.json", row)
-    run.save_unigram_counts(target_frequencies(corpus))
+    # With users, such counts would show which words one of them wrote.
+    targets = () if run.config.data.user else possible_targets(run)
+    columns = {variable.name: index for index, variable in enumerate(corpus.schema.categories)}
+    by_value = {name: target_counts_by_value(corpus, columns[name]) for name in targets}
+    run.save_unigram_counts(target_frequencies(corpus), by_value)
     _save_results(run, dev, row["context"] or {})
     summary.write_card(run)
     log_facts(*summary.result_facts(run))

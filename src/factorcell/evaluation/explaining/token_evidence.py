@@ -30,7 +30,7 @@ from factorcell.evaluation.likelihoods import check_adapted
 from factorcell.io.findings import Finding, report
 from factorcell.nn.scoring import check_lengths
 from factorcell.options import limits
-from factorcell.runs.run import Run, training_table
+from factorcell.runs.run import Run
 
 STRENGTHS = (0.5, 1.0, 2.0)  # minimum absolute log ratios, in nats, of weak, clear and strong evidence
 MIN_RATIO = 9.0  # equal frequencies exceed it for 0.3 % of tokens: the square of 3 standard deviations
@@ -60,7 +60,8 @@ def explain(
         texts: A list or a column of texts; they are not truncated.
         contexts: The values of columns for each named context.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
-        train: The training table, in which to count the tokens; None counts no tokens.
+        train: The training table, in which to count the tokens; by default the counts are those of the run, which
+            training saved for contexts that differ in one category of at most 256 values.
         text_contexts: For each text, the values of further columns; the values of `contexts` have precedence.
 
     Returns:
@@ -68,8 +69,8 @@ def explain(
         `tokens`, which has a row per token. The row of a token has `token`, `known` (whether the token is in the
         vocabulary), the `nats` of the token, and the `posterior` after it. For two contexts, rows of texts and of
         tokens also have the `ratio` (the log likelihood ratio in nats); it is positive if the first context is more
-        likely. With `train`, the rows of tokens also have `counts`, how often the token occurs in the training texts
-        with each context, unless the contexts differ in columns that are not categories. The counts of an
+        likely. With counts, the rows of tokens also have `counts`, how often the token occurs in the training texts
+        with each context. The counts of an
         out-of-vocabulary token are None, because training did not count it. The ratio of a token that does not occur is
         not evidence.
 
@@ -83,12 +84,8 @@ def explain(
     report_run(run, differing_columns([*contexts.values()]))
     text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
     nats, corpus = _nats(run, texts, text_contexts, list(contexts.values()), unknown)
-    starts, rows, counts = target_offsets(corpus), ResultRows(), None
-    tokenizer, names = run.tokenizer, list(contexts)
-    if train is not None:
-        training_texts = read_training_texts(run, train)
-        assert training_texts is not None
-        counts = count_tokens(run, training_texts, list(contexts.values()), unknown=unknown)
+    starts, rows, tokenizer, names = target_offsets(corpus), ResultRows(), run.tokenizer, list(contexts)
+    counts = count_tokens(run, list(contexts.values()), train, unknown=unknown)
     for index, text in enumerate(texts):
         text_nats = nats[:, starts[index] : starts[index + 1]]
         ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()  # without the start token
@@ -189,24 +186,49 @@ def strength(ratio: float) -> int:
 
 
 def count_tokens(
-    run: Run, train: Corpus, contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error"
+    run: Run, contexts: Sequence[Mapping[str, Any]], train: Any = None, *, unknown: str = "error"
 ) -> Counts | None:
-    """Count the tokens of training texts, as `read_training_texts` returns them, in each of several contexts (K, V).
+    """Count the tokens of training texts in each of several contexts (K, V); without counts, report a finding.
 
     A text has a context if it has its values of the categories in which the contexts differ; a column that a context
-    lacks may have any value. The result is None if the contexts differ in columns of other kinds.
+    lacks may have any value. There are no counts if the contexts differ in columns of other kinds, and without a table
+    `train` (or the texts of `read_training_texts`) if they differ in several categories or in one that training did not
+    count.
     """
     compared = run.read([""] * len(contexts), contexts, unknown=unknown).context(np.arange(len(contexts)))
     distinct_others, _ = replace(compared, categories=torch.zeros_like(compared.categories)).distinct()
     if len(distinct_others) > 1:
+        _report_missing_counts("the contexts differ in columns that are not categories")
         return None
     categories = compared.categories.numpy()
     columns = np.flatnonzero((categories != categories[0]).any(0))
-    ids, tokens = target_ids(train), []
+    if train is None:
+        counts = _saved_counts(run, categories, columns)
+        if counts is None:
+            reason = "training did not count the words of these contexts"
+            _report_missing_counts(f"{reason}; add --train TABLE (in Python: train)")
+        return counts
+    texts = train if isinstance(train, Corpus) else read_training_texts(run, train)
+    ids, tokens = target_ids(texts), []
     for values in categories[:, columns]:
-        has_context = ((train.categories[:, columns] == values) | (values < 0)).all(1)
-        tokens.append(np.bincount(ids[np.repeat(has_context, train.lengths)], minlength=len(run.tokenizer)))
+        has_context = ((texts.categories[:, columns] == values) | (values < 0)).all(1)
+        tokens.append(np.bincount(ids[np.repeat(has_context, texts.lengths)], minlength=len(run.tokenizer)))
     return np.stack(tokens)
+
+
+def _saved_counts(run: Run, categories: NDArray[np.int32], columns: NDArray[np.int64]) -> Counts | None:
+    """Return the counts (K, V) that training saved for contexts that differ in one category; None without them."""
+    if len(columns) != 1:
+        return None
+    by_value = run.unigram_counts_by_value(run.schema.categories[columns[0]].name)
+    if by_value is None:
+        return None
+    values, of_all_texts = categories[:, columns[0]], run.unigram_counts().numpy()
+    return np.stack([of_all_texts if value < 0 else by_value[[value]].toarray()[0] for value in values])
+
+
+def _report_missing_counts(reason: str) -> None:
+    report(Finding("no evidence", f"words without evidence may be shown, because {reason}"))
 
 
 def is_more_frequent(first: Counts, second: Counts) -> NDArray[np.bool_]:
@@ -223,11 +245,10 @@ def is_more_frequent(first: Counts, second: Counts) -> NDArray[np.bool_]:
     return result
 
 
-def read_training_texts(run: Run, source: Any = None) -> Corpus | None:
-    """Read a training table, by default the one that the run recorded, as the run reads it; None if there is none."""
-    source = training_table(run) if source is None else source
+def read_training_texts(run: Run, source: Any) -> Corpus:
+    """Read a training table, as the run reads it; columns may be missing."""
     optional = tuple(variable.name for variable in run.schema.variables)
-    return None if source is None else run.prepare(source, unknown="group", optional=optional)
+    return run.prepare(source, unknown="group", optional=optional)
 
 
 def most_shifted_tokens(
@@ -242,8 +263,8 @@ def most_shifted_tokens(
 ) -> list[Row]:
     """Return the tokens that the softmax bias of a context raises most, then those that it lowers most.
 
-    Only tokens are returned whose change the training texts support (`is_more_frequent`). Without a training table,
-    and for contexts that differ in columns that are not categories, all tokens are considered, and a finding says so.
+    Only tokens are returned whose change the training texts support (`is_more_frequent`). Without counts
+    (`count_tokens`), all tokens are considered, and a finding says so.
 
     Args:
         run: An adapted run.
@@ -252,7 +273,7 @@ def most_shifted_tokens(
         count: The maximum number of raised tokens, and of lowered tokens.
         frequent: The number of most frequent tokens that are considered; by default all.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
-        train: The training table, or the texts of `read_training_texts`; by default the table that the run recorded.
+        train: The training table, or the texts of `read_training_texts`; by default the counts are those of the run.
 
     Returns:
         A row per token with `token` and the change of its log probability in `nats`; the largest changes come first in
@@ -267,14 +288,9 @@ def most_shifted_tokens(
     report_run(run, differing_columns(contexts))
     nats = bias_shift(run, context, against, unknown=unknown)
     nats[run.tokenizer.specials.unknown] = 0.0  # neither raised nor lowered, so it is not returned
-    texts = train if isinstance(train, Corpus) else read_training_texts(run, train)
-    counts = None if texts is None else count_tokens(run, texts, contexts, unknown=unknown)
+    counts = count_tokens(run, contexts, train, unknown=unknown)
     if counts is not None:
         nats[~np.where(nats > 0, is_more_frequent(*counts), is_more_frequent(*counts[::-1]))] = 0.0
-    else:
-        no_table = "the run records no existing training table; add --train TABLE (in Python: train)"
-        reason = no_table if texts is None else "the contexts differ in columns that are not categories"
-        report(Finding("no evidence", f"words without evidence may be among the tokens, because {reason}"))
     considered = nats if frequent is None else nats[: frequent + len(run.tokenizer.specials)]  # sorted by frequency
     order = np.argsort(-considered, kind="stable").tolist()
     token_ids = [token_id for token_id in order if nats[token_id] > 0][:count]
