@@ -76,7 +76,8 @@ class StagedMethod:
             return bool(data_set.target)
         if "min_count" in self.options:
             return bool(data_set.categories)
-        return bool(set(data_set.categories) - set(data_set.identifiers)) or not self.has_name_vectors
+        needs_names = self.has_name_vectors or (self.kind == "lora" and self.reads == NAMES)
+        return bool(set(data_set.categories) - set(data_set.identifiers)) or not needs_names
 
 
 class Base(NamedTuple):

@@ -433,6 +433,7 @@ def test_every_row_of_the_study_has_valid_options() -> None:
     selected = backbone_stages.experiment(backbones.PLAN)
     assert {"hotels", "commits", "placenames", "sotu"} == set(backbones.PLAN.sets)
     assert {name for name, method in backbones.PLAN.methods.items() if not method.fits(DECADES)} == {
+        "names",
         "separate",
         "head",
         "default+name-vectors",
