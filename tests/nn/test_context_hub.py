@@ -1,6 +1,7 @@
 """Context adapters on the hub, against a local server with its interface; in checkpoints, and in pipelines."""
 
 import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -21,10 +22,14 @@ COMMIT = "0" * 40
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A hub with one model repository, as far as an upload and a download of small files need it."""
+    """A hub with one model repository, as far as an upload and a download of files need it.
+
+    With `upload_mode` "lfs", it takes files as Git LFS does: their contents by digest, and then a commit of digests.
+    """
 
     files: ClassVar[dict[str, bytes]] = {}
-    token = ""
+    contents: ClassVar[dict[str, bytes]] = {}  # digest -> content
+    upload_mode, token = "regular", ""
 
     def answer(self, content: Any, **headers: str) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -43,12 +48,29 @@ class Hub(BaseHTTPRequestHandler):
             self.answer({"url": f"http://{self.headers['Host']}/user/{name}", "id": f"user/{name}"})
         elif "/preupload/" in self.path:
             paths = [entry["path"] for entry in json.loads(body)["files"]]
-            self.answer({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]})
+            mode = {"uploadMode": self.upload_mode, "shouldIgnore": False}
+            self.answer({"files": [{"path": path, **mode} for path in paths]})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            digests = [(entry["oid"], entry["size"]) for entry in json.loads(body)["objects"]]
+            url = f"http://{self.headers['Host']}/lfs"
+            uploads = [
+                {"oid": digest, "size": size, "actions": {"upload": {"href": f"{url}/{digest}"}}}
+                for digest, size in digests
+            ]
+            self.answer({"transfer": "basic", "objects": uploads})
         else:
             for line in map(json.loads, body.splitlines()):
+                value = line["value"]
                 if line["key"] == "file":
-                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    self.files[value["path"]] = self.contents[value["oid"]]
             self.answer({"commitUrl": f"http://{self.headers['Host']}/user/name/commit/{COMMIT}", "commitOid": COMMIT})
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.contents[hashlib.sha256(content).hexdigest()] = content
+        self.answer({})
 
     def do_GET(self) -> None:
         if "/resolve/" in self.path:
@@ -83,7 +105,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(Hub, "files", {})
+        monkeypatch.setattr(Hub, "contents", {})
         yield
         server.shutdown()
 
@@ -104,12 +128,18 @@ def assert_same_logits(first: Any, second: Any) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_adapters_are_uploaded_and_opened_by_the_name_of_their_repository() -> None:
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the library of the hub
+@pytest.mark.parametrize("upload_mode", ["regular", "lfs"])
+def test_adapters_are_uploaded_and_opened_by_the_name_of_their_repository(
+    upload_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hub, "upload_mode", upload_mode)
     model = trained_model()
     result = model.push_to_hub("user/name", token="hf_test", commit_message="add adapters")
     assert result.oid == COMMIT
     assert Hub.token == "Bearer hf_test"
     assert set(Hub.files) == {"context_config.json", "schema.json", "context_model.safetensors"}
+    assert len(Hub.contents) == (3 if upload_mode == "lfs" else 0)
     assert_same_logits(ContextModel.from_pretrained(new_base("llama"), "user/name"), model)
 
 
