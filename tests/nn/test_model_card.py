@@ -39,6 +39,18 @@ def test_card_shows_the_results_of_training(run: Run) -> None:
     assert all(summary.escape_markdown(fact) in text for _, fact in summary.result_facts(run))
 
 
+def test_card_shows_saved_results_unless_it_was_edited(run: Run) -> None:
+    path, result = run.folder / "README.md", evaluate(run, ROWS)
+    row = result.result_row(run, "test.csv")
+    assert save_result(run, row, result.figures) is None
+    assert path.read_text(encoding="utf-8").endswith(summary.render_card(run))
+    assert f"| test.csv | perplexity per word | {row['perplexity']:.2f}" in summary.render_card(run)
+    path.write_text("edited\n", encoding="utf-8")
+    assert save_result(run, {**row, "table": "b.csv"}, result.figures) is None
+    assert path.read_text(encoding="utf-8") == "edited\n"
+    assert [row["table"] for row in saved_results.read(run.folder)][-2:] == ["test.csv", "b.csv"]
+
+
 def test_example_of_the_card_runs(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from factorcell.errors import UserError
 from factorcell.io import files, lock
 from factorcell.ngram.ngram import spelling_nats
 from factorcell.nn.scoring import Scorer
-from factorcell.runs import saved_results
+from factorcell.runs import saved_results, summary
 from factorcell.runs.run import Run, describe_running
 from factorcell.runs.saved_results import DEVELOPMENT, IDENTITY
 
@@ -137,19 +137,22 @@ def _path(folder: Path, result: Row) -> Path:
 
 
 def save_result(run: Scorer, row: Row, texts: Figures) -> str | None:
-    """Save a result in the folder of a model, for reports; return a notice if saving fails.
+    """Save a result in the folder of a model, for reports and its model card; return a notice if saving fails.
 
     `row` is the result, and `texts` has the contribution of every text to the figures. For an anonymous run, the
-    groups of `row` by user are not saved. Nothing is saved while the training of the run is running, because its files
-    change.
+    groups of `row` by user are not saved. A model card that a person has edited does not change. Nothing is saved
+    while the training of the run is running, because its files change.
     """
     if lock.is_locked(run.folder):
         return f"{run.folder}: the result was not saved in the run folder, because {describe_running(run.folder)}"
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:
+        card_run = run if isinstance(run, Run) and summary.has_current_card(run) else None
         save(run.folder, texts, row)
         saved_results.append(run.folder, row)
+        if card_run:
+            summary.write_card(card_run)
     except UserError as error:
         return f"the result was not saved in the run folder: {error}"
     return None

@@ -197,12 +197,23 @@ def result_facts(run: Run) -> Iterator[Fact]:
 
 
 def write_card(run: Run) -> None:
-    """Write the model card of a finished training, with metadata that the hub of Hugging Face reads."""
+    """Write the model card of a finished training."""
+    files.write(run.folder / CARD, _card(run))
+
+
+def has_current_card(run: Run) -> bool:
+    """Return whether the model card is the one that `write_card` would write; a person may have edited it."""
+    path = run.folder / CARD
+    return path.exists() and path.read_text("utf-8", "replace") == _card(run)
+
+
+def _card(run: Run) -> str:
+    """Return the model card as Markdown, with metadata that the hub of Hugging Face reads."""
     lines = ["library_name: factorcell", "pipeline_tag: text-generation", f"tags: {json.dumps(TAGS)}"]
     backbone = run.config.backbone
     if isinstance(backbone, HuggingFaceOptions) and HUB_NAME.fullmatch(backbone.base):
         lines.append(f"base_model: {json.dumps(backbone.base)}")
-    files.write(run.folder / CARD, "\n".join(["---", *lines, "---", "", render_card(run)]))
+    return "\n".join(["---", *lines, "---", "", render_card(run)])
 
 
 def render_card(run: Run) -> str:
