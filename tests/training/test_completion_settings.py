@@ -1,5 +1,6 @@
 """A training with users holds out whole users, and fits the settings with which the run completes their texts."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,14 @@ def test_a_model_that_adds_nothing_to_known_texts_is_reported(tmp_path: Path) ->
         files.write_json(run.folder / "training.json", facts)
         names = [finding.name for finding in run_findings(run, [])]
         assert ("weak model" in names) == is_reported
+
+
+@pytest.mark.parametrize("minutes", [None, 1.0])
+def test_only_minutes_limit_the_time_of_the_fit(
+    minutes: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, the settings would depend on the speed of the machine."""
+    limits = list[float]()
+    monkeypatch.setattr(fitting, "fit_settings", lambda run, streams, texts, seconds: limits.append(seconds))
+    train_run(rows_of(40), None, OPTIONS, tmp_path / "run", minutes=minutes)
+    assert [math.isfinite(seconds) for seconds in limits] == [minutes is not None]

@@ -1,6 +1,7 @@
 """A training or fine-tuning from a table to a run folder: read the table, train, and complete the folder."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -399,14 +400,17 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
 def save_other_models(
     run: Run, corpus: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
 ) -> files.Row:
-    """Fit priors, linear baselines and the settings of completion at a cost for these minutes; return the facts."""
-    minutes = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
-    max_cost = classifier_cost(minutes, len(possible_targets(run)))
-    save_classifiers(run, corpus, max_cost)
+    """Fit priors, linear baselines and the settings of completion at a cost for these minutes; return the facts.
+
+    Without `minutes`, the cost follows from the targets that training read, and no result depends on the clock.
+    """
+    affordable = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
+    save_classifiers(run, corpus, classifier_cost(affordable, len(possible_targets(run))))
     facts: files.Row = {}
     if len(corpus.users) and corpus.tokenizer.restores_texts:
         TextCounts.of_corpus(corpus, run.config.data.min_text_users).save(run.folder / POPULARITY)
-    if settings := fit_settings(run, streams, *completion_effort(minutes, run.config)):
+    max_texts, seconds = completion_effort(affordable, run.config)
+    if settings := fit_settings(run, streams, max_texts, seconds if minutes else math.inf):
         rule, weights, facts["completion"] = settings
         save_settings(run, rule, weights)
     return facts
