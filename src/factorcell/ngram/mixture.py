@@ -40,6 +40,7 @@ from factorcell.data.corpus import Batch, Corpus, target_offsets
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
 from factorcell.io import files
+from factorcell.io.progress import progress_bar
 from factorcell.ngram.ngram import NGram, NGramOrder, estimate_discounts, find_keys, lookup_tables
 from factorcell.nn.language_model import LanguageModel
 from factorcell.nn.scoring import mixed_nats, put_batch
@@ -311,10 +312,12 @@ class Mixture:
         """Return the nats of all targets of `corpus` under each component (T, M), and the group of each target (T,)."""
         nats = np.zeros((corpus.target_count, self.weights.shape[1]))
         groups, starts = np.zeros(corpus.target_count, dtype=np.int64), target_offsets(corpus)
-        for batch in batches:
-            batch_nats, batch_groups = self.component_nats(batch)
-            put_batch(nats, batch_nats, batch, starts)
-            put_batch(groups, batch_groups, batch, starts)
+        with progress_bar(total=len(corpus), desc="mixture", unit="texts") as bar:
+            for batch in batches:
+                batch_nats, batch_groups = self.component_nats(batch)
+                put_batch(nats, batch_nats, batch, starts)
+                put_batch(groups, batch_groups, batch, starts)
+                bar.update(len(batch.rows))
         return nats, groups
 
     def step(self, token: Tensor, conditioning: Any, state: Any = None) -> tuple[Tensor, Any]:
