@@ -23,6 +23,7 @@ from factorcell.evaluation.explaining.token_evidence import (
     has_evidence,
     is_more_frequent,
     most_shifted_tokens,
+    read_texts,
     read_training_texts,
     with_evidence,
 )
@@ -173,6 +174,12 @@ def test_explanations_count_tokens_in_the_training_texts_of_each_context(run: Ru
         {"Oslo": 1, "Nice": 1},
         {"Oslo": 2, "Nice": 2},
     ]
+
+
+def test_a_table_with_a_missing_text_is_an_error_that_names_the_row(tmp_path: Path) -> None:
+    files.write_rows(tmp_path / "table.jsonl", [{"text": "a"}, {"text": "a"}, {"text": None}])
+    with pytest.raises(UserError, match=r"table\.jsonl line 3, row 3: text is None, not a text; remove such rows"):
+        read_texts(tmp_path / "table.jsonl", "text")
 
 
 def test_damaged_counts_are_an_error(run: Run) -> None:

@@ -35,7 +35,7 @@ def test_card_shows_the_results_of_training(run: Run) -> None:
     assert "city (2 values)" in text
     assert f"| development texts | perplexity per word | {best:.2f} |" in text
     assert "bits per byte" not in text  # words do not determine texts
-    assert text.endswith(summary.render_card(run))
+    assert summary.render_card(run) in text
     assert all(summary.escape_markdown(fact) in text for _, fact in summary.result_facts(run))
 
 
@@ -43,12 +43,17 @@ def test_card_shows_saved_results_unless_it_was_edited(run: Run) -> None:
     path, result = run.folder / "README.md", evaluate(run, ROWS)
     row = result.result_row(run, "test.csv")
     assert save_result(run, row, result.figures) is None
-    assert path.read_text(encoding="utf-8").endswith(summary.render_card(run))
+    assert summary.render_card(run) in path.read_text(encoding="utf-8")
     assert f"| test.csv | perplexity per word | {row['perplexity']:.2f}" in summary.render_card(run)
-    path.write_text("edited\n", encoding="utf-8")
+    run.folder = run.folder.rename(run.folder.with_name("renamed"))
+    path = run.folder / "README.md"
     assert save_result(run, {**row, "table": "b.csv"}, result.figures) is None
-    assert path.read_text(encoding="utf-8") == "edited\n"
-    assert [row["table"] for row in saved_results.read(run.folder)][-2:] == ["test.csv", "b.csv"]
+    text = path.read_text(encoding="utf-8").replace("## Use", "## How to use")
+    assert "| b.csv |" in text
+    path.write_text(text, encoding="utf-8")
+    assert save_result(run, {**row, "table": "c.csv"}, result.figures) is None
+    assert path.read_text(encoding="utf-8") == text
+    assert [row["table"] for row in saved_results.read(run.folder)][-3:] == ["test.csv", "b.csv", "c.csv"]
 
 
 def test_example_of_the_card_runs(

@@ -51,7 +51,7 @@ def test_long_texts_are_scored_whole(tokenizer: str) -> None:
 
 def test_no_rows_have_no_scores_and_repr_describes_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    assert run.score_rows([]) == run.score_rows(()) == []
+    assert run.score_rows([]) == run.score_rows(()) == run.score_rows([], context={"stars": 5}) == []
     count = run.model.parameter_count()
     assert repr(run) == f"Run('{tmp_path}/run': word, city, stars, lat, lon, {count:,} parameters)"
     assert "no context" in repr(make_run(tmp_path / "plain", context=()))

@@ -9,6 +9,8 @@ import torch
 
 from factorcell import classify
 from factorcell.config import Config
+from factorcell.data.corpus import target_frequencies
+from factorcell.data.counts import target_counts_by_value
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.runs import saved_results
@@ -151,6 +153,25 @@ def test_a_fine_tuning_from_another_start_is_not_resumed(base: Run, tmp_path: Pa
     (folder / "start.safetensors").unlink()
     with pytest.raises(UserError, match="expected a fine-tuning, got a training"):
         finetune_on_coast(base, folder, resume=True)
+
+
+def test_a_fine_tuning_is_not_resumed_with_other_texts(base: Run, tmp_path: Path) -> None:
+    texts, dev = of_dialect("coast", 40, 3), of_dialect("coast", 20, 4)
+    with interrupted_before_step(3):
+        finetune(base, texts, dev=dev, out=tmp_path / "run")
+    with pytest.raises(UserError, match="cannot resume with other texts"):
+        finetune(base, texts[:-1], dev=dev, out=tmp_path / "run", resume=True)
+
+
+def test_tokens_are_counted_in_the_texts_of_the_base_too(base: Run, tmp_path: Path) -> None:
+    texts, dev = of_dialect("coast", 40, 3), of_dialect("coast", 20, 4)
+    run = finetune(base, texts, dev=dev, out=tmp_path / "run", epochs=1)
+    corpus = base.prepare(texts, unknown="group")
+    assert torch.equal(run.unigram_counts(), base.unigram_counts() + torch.from_numpy(target_frequencies(corpus)))
+    counts, of_base = (each.unigram_counts_by_value("dialect") for each in (run, base))
+    assert counts is not None
+    assert of_base is not None
+    assert (counts - of_base - target_counts_by_value(corpus, 0)).nnz == 0
 
 
 def test_invalid_parts_and_penalties_are_refused_before_anything_is_written(base: Run, tmp_path: Path) -> None:

@@ -210,6 +210,15 @@ def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "b" / "mix" / "mixture.json")["models"] == ["../run0", "../run1", "../run2"]
 
 
+def test_a_mixture_in_a_linked_folder_finds_its_models(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path / "a")
+    (tmp_path / "disk" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "deep")
+    mixed, _ = mix(folders(runs), small_runs.ROWS, tmp_path / "link" / "mix")
+    corpus = mixed.prepare(small_runs.ROWS)
+    assert np.array_equal(open_scorer(tmp_path / "link" / "mix").nats(corpus), mixed.nats(corpus))
+
+
 def test_a_mixture_as_a_baseline_reads_its_context(runs: list[Run], tmp_path: Path) -> None:
     mixed, _ = mix(folders(runs[:1]), small_runs.ROWS, tmp_path / "mix", by="city")
     row = evaluate(runs[0], small_runs.ROWS, baseline=mixed).row

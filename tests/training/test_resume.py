@@ -130,6 +130,9 @@ def test_options_that_a_resumed_training_leaves_out_have_their_saved_values(
         train_run(rows, dev, {**options, "data": {**data, "max_tokens": 8}}, tmp_path, resume=True)
     with pytest.raises(UserError, match="cannot resume with other training data"):
         train_run(rows[:3], dev, complete, tmp_path, resume=True)
+    for tables in ((rows[::-1], dev), (rows, dev[:-1])):
+        with pytest.raises(UserError, match="cannot resume with other texts"):
+            train_run(*tables, complete, tmp_path, resume=True)
     run = train_run(rows, dev, options, tmp_path, resume=True)
     assert (run.config.tokenizer.kind, run.config.data.max_tokens) == ("char", 7)
     assert run.training_minutes() > 0
@@ -147,6 +150,18 @@ def test_resuming_a_finished_training_changes_nothing(uninterrupted: Path, tmp_p
     before = {file.name: file.read_bytes() for file in stopped.iterdir()}
     assert list(train_in(stopped, resume=True, **options)) == []
     assert {file.name: file.read_bytes() for file in stopped.iterdir()} == before
+
+
+def test_resuming_a_finished_run_keeps_its_card_and_its_other_files(tmp_path: Path) -> None:
+    rows, dev = synthetic.two_dialects(120, 1)[0], synthetic.two_dialects(30, 2)[0]
+    config = make_config(ngram_mixture=True)
+    run = train_run(rows, dev, config, tmp_path / "run")
+    (run.folder / "README.md").write_text("edited\n", encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
+    again = train_run(rows, dev, config, tmp_path / "run", resume=True)
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
+    assert (again.mixture is None) == (run.mixture is None)
+    assert again.score(dev).tolist() == run.score(dev).tolist()
 
 
 def test_a_resumed_training_computes_with_the_threads_of_its_command(
@@ -236,8 +251,11 @@ def test_foreign_and_damaged_checkpoints_are_refused(uninterrupted: Path, tmp_pa
         "does not belong to this config": (other / "checkpoint.safetensors").read_bytes(),
         "its format is None": (uninterrupted / "weights.safetensors").read_bytes(),
         "truncated": good[: len(good) // 2],
-        "its format is 2, but this version reads up to 1": with_format(
-            2, uninterrupted / "checkpoint.safetensors", tmp_path
+        "its format is 3, but this version reads up to 2": with_format(
+            3, uninterrupted / "checkpoint.safetensors", tmp_path
+        ),
+        "an older version of factorcell wrote it; train the run again": with_format(
+            1, uninterrupted / "checkpoint.safetensors", tmp_path
         ),
     }
     for number, (message, content) in enumerate(cases.items()):

@@ -17,7 +17,7 @@ from factorcell.training import schedule
 from factorcell.training import trainer as trainers
 from factorcell.training.fit import train_run
 from factorcell.training.rules import minutes_after_steps, ordinary_target_seconds, seconds_after_steps
-from factorcell.training.schedule import Progress, TimeLimit
+from factorcell.training.schedule import Progress, TimeLimit, learning_rate
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
 from tests.checkpoints import checkpoints_every, interrupted_before_step
@@ -220,6 +220,12 @@ def test_at_a_constant_speed_the_share_is_that_of_the_time(target_seconds: float
     progress = limited_progress()
     count(progress, target_seconds, 40)
     assert progress.share == pytest.approx(progress.seconds / (100 - reserve))
+
+
+@pytest.mark.parametrize("steps", [1, 60, 100, 601])
+def test_no_learning_rate_exceeds_the_peak(steps: int) -> None:
+    """With a time limit, positions are no whole numbers."""
+    assert max(learning_rate(step, steps, 0.5, 0.02) for step in np.linspace(0, steps, 1000)) <= 0.5
 
 
 def test_a_first_evaluation_that_takes_long_does_not_shorten_the_expected_training() -> None:

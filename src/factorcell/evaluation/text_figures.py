@@ -22,6 +22,7 @@ from factorcell.bootstrap import Interval
 from factorcell.data.corpus import Corpus, is_known_target, originals_key, target_offsets
 from factorcell.errors import UserError
 from factorcell.io import files, lock
+from factorcell.io.arrays import blocks
 from factorcell.ngram.ngram import spelling_nats
 from factorcell.nn.scoring import Scorer
 from factorcell.runs import saved_results, summary
@@ -71,7 +72,8 @@ def texts_digest(corpus: Corpus, *task: str) -> str:
     """Return a digest of the texts and the vocabulary of `corpus`, and of a `task`."""
     digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, task]).encode())
     for array in (corpus.tokens, corpus.offsets):
-        digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
+        for block in blocks(len(array)):
+            digest.update(np.ascontiguousarray(array[block], dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -148,7 +150,7 @@ def save_result(run: Scorer, row: Row, texts: Figures) -> str | None:
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:
-        card_run = run if isinstance(run, Run) and summary.has_current_card(run) else None
+        card_run = run if isinstance(run, Run) and summary.has_unedited_card(run) else None
         save(run.folder, texts, row)
         saved_results.append(run.folder, row)
         if card_run:

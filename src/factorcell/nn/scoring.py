@@ -59,7 +59,8 @@ class TextModel:
         Raises:
             UserError: The source cannot be read.
         """
-        if (texts := to_texts(source)) is not None:
+        is_empty = context is not None and isinstance(source, (list, tuple)) and not source
+        if (texts := [] if is_empty else to_texts(source)) is not None:
             vectors = [variable.source_column for variable in self.schema.vectors]
             contexts = to_contexts(context, len(texts), vectors)
             return self.read(texts, contexts, unknown=unknown, truncate=truncate)

@@ -146,13 +146,18 @@ class Run(TextModel):
         run.precision = find_precision(precision, run.device, config.backbone)
         if trained:
             run.load_weights()
-            run.mixture = open_mixture(folder, config, run.model, tokenizer, schema) if mixture else None
+            if mixture:
+                run.load_mixture()
         return run
 
     @property
     def predictor(self) -> Predictor:
         """The mixture that predicts the tokens of texts, or the neural model if there is no mixture."""
         return self.model if self.mixture is None else self.mixture
+
+    def load_mixture(self) -> None:
+        """Predict with the n-gram mixture in the folder, if there is one."""
+        self.mixture = open_mixture(self.folder, self.config, self.model, self.tokenizer, self.schema)
 
     @property
     def has_mixture(self) -> bool:
@@ -207,10 +212,15 @@ class Run(TextModel):
             tensors |= {f"{name}:{part}": torch.from_numpy(array.astype(np.int32)) for part, array in parts.items()}
         files.save_tensors(self.folder / UNIGRAMS, tensors, {})
 
+    @property
+    def has_unigram_counts(self) -> bool:
+        """Whether the folder has counts of tokens, which a training writes at its end."""
+        return (self.folder / UNIGRAMS).exists()
+
     def unigram_counts(self) -> Tensor:
         """Read how often each token was a target of training (V,), as 64-bit integers."""
         path = self.folder / UNIGRAMS
-        if not path.exists():
+        if not self.has_unigram_counts:
             raise UserError(f"{path}: there is no such file; training writes it at its end")
         counts = _load_integers(path, "counts")
         if counts.shape != (len(self.tokenizer),) or bool((counts < 0).any()):
@@ -220,7 +230,7 @@ class Run(TextModel):
     def unigram_counts_by_value(self, name: str) -> csr_array | None:
         """Read how often each token was a target with each value of a category (K, V); None if this is not saved."""
         path, size = self.folder / UNIGRAMS, len(self.schema.variable(name).values)
-        tensors = files.load_tensors(path)[0] if path.exists() else {}
+        tensors = files.load_tensors(path)[0] if self.has_unigram_counts else {}
         if f"{name}:counts" not in tensors:
             return None
         try:

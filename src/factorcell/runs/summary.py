@@ -4,6 +4,7 @@ The card has names of files and folders but no paths, and no ids of users, so th
 """
 
 import calendar
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,7 @@ MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
 # Beginnings of lists and links. `escape_markdown` escapes the last character of a match.
 LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
 CARD = "README.md"
+DIGEST_MARK = "\n<!-- digest: "  # before the digest of the card; an edited card has another one
 TAGS = ("language-model", "context")
 
 
@@ -198,13 +200,19 @@ def result_facts(run: Run) -> Iterator[Fact]:
 
 def write_card(run: Run) -> None:
     """Write the model card of a finished training."""
-    files.write(run.folder / CARD, _card(run))
+    text = _card(run)
+    files.write(run.folder / CARD, f"{text}{DIGEST_MARK}{_digest(text)}")
 
 
-def has_current_card(run: Run) -> bool:
-    """Return whether the model card is the one that `write_card` would write; a person may have edited it."""
+def has_unedited_card(run: Run) -> bool:
+    """Return whether the folder has a model card as `write_card` wrote it; a person may have edited it."""
     path = run.folder / CARD
-    return path.exists() and path.read_text("utf-8", "replace") == _card(run)
+    text, _, digest = (path.read_text("utf-8", "replace") if path.exists() else "").rpartition(DIGEST_MARK)
+    return digest == _digest(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16] + " -->\n"
 
 
 def _card(run: Run) -> str:

@@ -175,12 +175,16 @@ def train_run(
         counts_ngrams, count = compare_ngram or run.config.training.ngram_mixture, len(held_out)
         limit = None if minutes is None else time_limit(run, corpus, minutes, start, counts_ngrams, bool(streams))
         train_and_log(run, corpus, dev_corpus, resume=should_resume, limit=limit, chosen=chosen, held_out=count)
-        effort = None if minutes is None else minutes_after_steps(minutes, run.config, target_seconds(run))
-        counted = corpus if effort is None else limit_targets(corpus, round(effort * COUNTED_TARGETS_PER_MINUTE))
-        ngram = mix_with_ngrams(run, counted, dev_corpus) if counts_ngrams else None
-        facts = {"ngram": ngram, **save_other_models(run, corpus, streams, effort)}
-        write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
-    if minutes is not None:
+        if is_new := not training_facts(folder):
+            effort = None if minutes is None else minutes_after_steps(minutes, run.config, target_seconds(run))
+            counted = corpus if effort is None else limit_targets(corpus, round(effort * COUNTED_TARGETS_PER_MINUTE))
+            ngram = mix_with_ngrams(run, counted, dev_corpus) if counts_ngrams else None
+            facts = {"ngram": ngram, **save_other_models(run, corpus, streams, effort)}
+            write_training_facts(run, corpus, dev_corpus, source, facts, chosen=chosen)
+        else:
+            run.load_mixture()
+        log_facts(*summary.result_facts(run))
+    if minutes is not None and is_new:
         # The config of a resumed training has the passes that were made, and `steps` limits the passes too.
         is_known = not should_resume and not specified.get("training", {}).get("steps")
         has_all_passes = is_known and run.log()[-1]["tokens"] > ALL_PASSES * max_passes * corpus.target_count
@@ -253,9 +257,12 @@ def finetune(
             start.write(folder)
         streams = completion_streams(tuned, source if dev is None else dev, dev_corpus)  # before, as in `train_run`
         train_and_log(tuned, corpus, dev_corpus, resume=should_resume)
-        facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(tuned.model)}
-        other_facts = save_other_models(tuned, corpus, streams)
-        write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
+        if not training_facts(folder):
+            moved = start.count_moved(tuned.model)
+            facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": moved}
+            other_facts = save_other_models(tuned, corpus, streams)
+            write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts}, base=base_run)
+        log_facts(*summary.result_facts(tuned))
     report_run(tuned, tuned.schema.columns() if tuned.model.is_adapted else ())
     return tuned
 
@@ -417,9 +424,19 @@ def save_other_models(
 
 
 def write_training_facts(
-    run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
+    run: Run,
+    corpus: Corpus,
+    dev: Corpus,
+    source: Any,
+    facts: Mapping[str, Any],
+    *,
+    chosen: Sequence[str] = (),
+    base: Run | None = None,
 ) -> None:
-    """Write training.json, with the options `chosen` automatically, and all files that complete a run."""
+    """Write training.json, with the options `chosen` automatically, and all files that complete a run.
+
+    `base` is the run that a fine-tuning started from.
+    """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
     if used := summary.used_options(chosen, run.config, run.schema):
@@ -433,14 +450,23 @@ def write_training_facts(
         if repeated := repeated_texts(dev, hashes, "development texts"):
             row["repeated_texts"] = repeated.text
     files.write_json(run.folder / "training.json", row)
+    save_token_counts(run, corpus, base)
+    _save_results(run, dev, row["context"] or {})
+    summary.write_card(run)
+
+
+def save_token_counts(run: Run, corpus: Corpus, base: Run | None = None) -> None:
+    """Save how often each token is a target, also by value of a category; those of the run `base` are added."""
     # With users, such counts would show which words one of them wrote.
     targets = () if run.config.data.user else possible_targets(run)
     columns = {variable.name: index for index, variable in enumerate(corpus.schema.categories)}
     by_value = {name: target_counts_by_value(corpus, columns[name]) for name in targets}
-    run.save_unigram_counts(target_frequencies(corpus), by_value)
-    _save_results(run, dev, row["context"] or {})
-    summary.write_card(run)
-    log_facts(*summary.result_facts(run))
+    counts = target_frequencies(corpus)
+    if base is not None:
+        earlier = {name: base.unigram_counts_by_value(name) for name in targets}
+        by_value = {name: by_value[name] + matrix for name, matrix in earlier.items() if matrix is not None}
+        counts += base.unigram_counts().numpy() if base.has_unigram_counts else 0
+    run.save_unigram_counts(counts, by_value)
 
 
 def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
@@ -449,7 +475,8 @@ def _save_results(run: Run, dev: Corpus, context: files.Row) -> None:
     best = run.best_evaluation() or {}
     rows = [{**shared, **{name: best[name] for name in FIGURES if name in best}}]
     if (mixed := summary.mixture_perplexity(run)) is not None:
-        rows.append({**shared, "predictor": "mixture", "perplexity": mixed})
+        count = training_facts(run.folder)["ngram"]["texts"]
+        rows.append({**shared, "texts": count, "predictor": "mixture", "perplexity": mixed})
     if not context.get("only_unknown_users"):
         rows[-1] |= {name: value for name, value in context.items() if name.startswith(UNKNOWN_CONTEXT_GAIN)}
     for row in rows:

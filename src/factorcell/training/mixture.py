@@ -128,7 +128,8 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus) -> tuple[Mixture, files.R
         }
     gain = perplexity.gain(sums["mixture"], sums["neural"])
     components = [f"counts by {variable.name}" if variable and name == VALUE else name for name in names]
-    return mixture, {"components": ["neural", *components], "perplexity": perplexities, **gain.to_row("gain")}
+    row = {"components": ["neural", *components], "texts": len(sample), "perplexity": perplexities}
+    return mixture, {**row, **gain.to_row("gain")}
 
 
 def limit_targets(corpus: Corpus, count: int) -> Corpus:
@@ -261,7 +262,7 @@ class MixedModels:
 
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
-        paths = [os.path.relpath(model.folder, self.folder) for model in self.models]
+        paths = [os.path.relpath(model.folder.resolve(), self.folder.resolve()) for model in self.models]
         content = {"models": paths, "counts": None, "by": self.by, "weights": self.weights.tolist()}
         files.write_versioned(self.folder / FILE, content, FORMAT)
 

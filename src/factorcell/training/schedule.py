@@ -119,6 +119,6 @@ def learning_rate(step: float, steps: int, peak: float, warmup: float) -> float:
     """
     warmup_steps = max(1, round(warmup * steps))
     if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
+        return peak * min(1.0, (step + 1) / warmup_steps)
     share = (step - warmup_steps) / max(1, steps - warmup_steps)  # of the steps after the warm-up
     return peak * (1 + math.cos(math.pi * share)) / 2

@@ -18,7 +18,7 @@ from factorcell.data.corpus import Batch, Corpus, RowBatches, is_known_target, t
 from factorcell.data.counts import SharedTargets
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures
+from factorcell.evaluation.text_figures import DEVELOPMENT_RESULT, Figures, texts_digest
 from factorcell.io import files, memory
 from factorcell.io.arrays import list_blocks
 from factorcell.io.interrupts import Stop, Stopped
@@ -34,7 +34,7 @@ from factorcell.training.schedule import Progress, TimeLimit, learning_rate, war
 if TYPE_CHECKING:
     from factorcell.training.processes import Group
 
-FORMAT = 1  # version of checkpoints
+FORMAT = 2  # version of checkpoints
 LOG_EVERY, SAVE_EVERY = 50, 500  # steps between rows of losses in the log, and between checkpoints
 
 Row = dict[str, Any]
@@ -75,6 +75,7 @@ class Trainer(Optimization):
         tokens_per_batch = min(token_count, training.batch_tokens)
         memory.check(required_bytes, f"training with batches of {tokens_per_batch:,} tokens")
         self.corpus, self.dev, self.checkpoint = corpus, dev, run.folder / CHECKPOINT
+        self.data_digests = [texts_digest(corpus), texts_digest(dev)]
         self.stop = Stop()
         # With the shorter warm-up, some trainings of a pretrained base diverge (docs/results/transformers.md).
         self.warmup = warmup_share(run.config)
@@ -256,13 +257,19 @@ class Trainer(Optimization):
 
     def save(self) -> None:
         """Write a checkpoint with the weights, the moments of Adam and the progress."""
-        files.save_tensors(self.checkpoint, self.tensors(), {"format": FORMAT, **asdict(self.progress)})
+        facts = {"format": FORMAT, "data": self.data_digests, **asdict(self.progress)}
+        files.save_tensors(self.checkpoint, self.tensors(), facts)
 
     def load(self) -> None:
         """Load the checkpoint, if it exists, and remove the rows of the log that were written after it."""
         if self.checkpoint.exists():
             tensors, facts = files.load_tensors(self.checkpoint)
-            check_format(facts.pop("format", None), FORMAT, self.checkpoint)
+            version = facts.pop("format", None)
+            check_format(version, FORMAT, self.checkpoint)
+            if version < FORMAT:
+                raise UserError(f"{self.checkpoint}: an older version of factorcell wrote it; train the run again")
+            if facts.pop("data") != self.data_digests:
+                raise UserError(f"{self.run.folder}: cannot resume with other texts; choose another folder")
             shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
             if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
                 raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")

@@ -145,11 +145,13 @@ def read_texts(source: Any, column: str, context_columns: Sequence[str] = ()) ->
     """Read distinct texts in a column of a table, with their values of the `context_columns` that it has."""
     table = open_table(source)
     columns = [name for name in context_columns if name in table.columns]
-    rows = {
-        repr(row): row
-        for chunk in table.chunks([column, *columns])
-        for row in zip(chunk[column], *(chunk[name] for name in columns), strict=True)
-    }
+    rows, count = dict[str, tuple[Any, ...]](), 0
+    for chunk in table.chunks([column, *columns]):
+        for row in zip(chunk[column], *(chunk[name] for name in columns), strict=True):
+            count += 1
+            if not isinstance(row[0], str):
+                raise UserError(f"{table.place(count)}: {column} is {row[0]!r}, not a text; remove such rows")
+            rows.setdefault(repr(row), row)
     if not rows:
         raise UserError(f"{table.name}: the table contains no text")
     return [text for text, *_ in rows.values()], [dict(zip(columns, row[1:], strict=True)) for row in rows.values()]
