@@ -262,6 +262,8 @@ def test_texts_are_forgotten_and_users_deleted(
     assert service.relearn("ann")
     assert learned_by_service(service, "ann") == learned_by_library(model, [("cab", {"city": "Oslo"})])
     service.close()
+    run_command(["users", "delete", "bob", "", "--store", url], capsys, 2)  # an empty id: nobody is deleted
+    assert run_command(["users", "list", "--store", url], capsys)[0] == ["ann", "bob"]
     assert "users deleted: 1 of 2" in run_command(["users", "delete", "ann", "eve", "--store", url], capsys, 2)[1]
     assert run_command(["users", "list", "--store", url], capsys)[0] == ["bob"]
 

@@ -184,6 +184,7 @@ def test_a_long_prefix_without_spaces_is_read_up_to_the_longest_text(run: Run) -
     assert completer.type_text(completer.begin(), prefix).fits  # none of its pieces is certain
     typed_text = completer.type_text(completer.begin(), prefix)
     assert max(map(len, typed_text.prefix_state.beginnings)) == MAX_TOKENS + MORE_TOKENS
+    assert len(typed_text.prefix_state.beginnings) < 100  # not all ways to divide it
     assert not typed_text.prefix_state.covers
     assert completer.suggest(typed_text).suggestions == []
 

@@ -334,6 +334,26 @@ def test_rare_accepted_completions_are_found() -> None:
     assert search(run, "a", 2, 5, text_of=lambda ids: ids if ids in rarest else None, max_expanded=30).is_cut
 
 
+@kernels.compiled
+def test_a_repeated_search_that_is_cut_keeps_what_the_first_one_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_letters(seed=4, spread=0.8)
+    first = {c.ids: c.log_probability for c in search(run, "a", 4, 5).completions}
+    rejected, call, rounds = next(iter(first)), CompiledEngine._call, list[int]()
+
+    def call_and_cut(engine: CompiledEngine, *arguments: Any, **options: Any) -> Any:
+        if not options.get("is_reading"):
+            rounds.append(options["k"])
+            if len(rounds) > 1:  # as if the time ended soon
+                options["max_rows"] = 2
+        return call(engine, *arguments, **options)
+
+    monkeypatch.setattr(CompiledEngine, "_call", call_and_cut)
+    result = search(run, "a", 4, 5, text_of=lambda ids: None if ids == rejected else ids)
+    assert rounds == [4, 8]
+    found = {c.ids: c.log_probability for c in result.completions}
+    assert {ids: log_prob for ids, log_prob in first.items() if ids != rejected}.items() <= found.items()
+
+
 def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple[CompiledEngine, list[SearchRequest]]:
     """Return requests of many users in two cities."""
     states = {city: compiled_state(run, "", city, products) for city in ("Oslo", "Nice")}

@@ -136,6 +136,8 @@ ORDINARY = [
     "2019年01月02日",
     "0から9まで",
     "2024년 12월 31일",
+    "เคสiPhone15สีดำ",
+    "Covid19च्या लक्षणे",
 ]
 
 
@@ -264,6 +266,11 @@ def test_phone_numbers_touch_letters_of_scripts_without_spaces(number: str, befo
     assert find_private_content(f"{contiguous}ж") is None
     if number[0].isdigit():
         assert find_private_content(f"ж{number}") is None
+
+
+def test_digits_that_only_the_regular_expressions_know_are_no_error() -> None:
+    """Python 3.11 has Unicode 14; the digits of Nag Mundari are in Unicode 15."""
+    assert find_private_content("1234567890123 \U0001e4f1\U0001e4f2\U0001e4f3") in (None, "a phone number")
 
 
 @pytest.mark.parametrize(

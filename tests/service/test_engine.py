@@ -374,6 +374,26 @@ def test_cache_is_bounded_and_never_stale(open_service: OpenService) -> None:
     assert service.complete(CompletionRequest("ab", "eve")) == service.complete(CompletionRequest("ab"))
 
 
+@pytest.mark.parametrize("clears", ["a new model", "a deletion"])
+def test_a_request_in_flight_caches_nothing_after_the_cache_was_cleared(
+    clears: str, open_service: OpenService, models: tuple[ServedModel, ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = open_service(models[0])
+    service.accept("ann", "abba")
+    type_text = models[0].completer.type_text
+
+    def change_and_type(*arguments: Any) -> Any:
+        if clears == "a new model":
+            service.replace_model(models[1])
+        else:
+            service.delete("ann")
+        return type_text(*arguments)
+
+    monkeypatch.setattr(models[0].completer, "type_text", change_and_type)
+    service.complete(CompletionRequest("a", user="ann"))
+    assert service._typed_texts == {}
+
+
 def test_run_that_does_not_distinguish_users_still_completes(tmp_path: Path) -> None:
     letters = make_letters(spread=0.8)
     run = Run.create(tmp_path / "run", letters.config, letters.tokenizer, letters.schema)

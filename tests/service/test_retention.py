@@ -33,6 +33,21 @@ def test_expired_texts_leave_no_trace(open_service: OpenService, model: ServedMo
     assert open_service().expire() == 0
 
 
+def test_expired_texts_that_are_no_longer_saved_leave_no_trace(open_service: OpenService, model: ServedModel) -> None:
+    now = 1_000_000.0
+    service = open_service(privacy=Privacy(retention=100, max_texts=2), clock=lambda: now)
+    for after, text in ((0, "ab"), (60, "cab"), (70, "b")):
+        now = 1_000_000.0 + after
+        service.accept("ann", text)
+    assert service.expire() == 0
+    assert learned_by_service(service, "ann") != learned_by_library(model, ["cab", "b"])  # "ab" is learned, too
+    now = 1_000_000.0 + 120
+    assert service.expire() == 1
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["cab", "b"])
+    assert service.expire() == 0
+
+
 def test_a_text_as_old_as_the_retention_time_is_kept(open_service: OpenService) -> None:
     now = 1_000_000.0
     service = open_service(privacy=Privacy(retention=100), clock=lambda: now)

@@ -182,7 +182,7 @@ function resemblesPassword(match: Match): boolean {
   const word = match[0];
   if (word.includes("://") || !isMixed(word) || !/[0-9]/.test(word)) return false;
   return Array.from(word).some(
-    (letter) => !/[\p{C}\p{Z}\p{L}\p{N}]/u.test(letter) && !COMMON_PUNCTUATION.has(letter),
+    (letter) => !/[\p{C}\p{Z}\p{L}\p{M}\p{N}]/u.test(letter) && !COMMON_PUNCTUATION.has(letter),
   );
 }
 

@@ -267,8 +267,9 @@ def add_users_delete_arguments(parser: Parser) -> None:
 def run_users_delete(arguments: argparse.Namespace) -> None:
     from factorcell.service.record import checked_id
 
+    users = [checked_id(user) for user in arguments.users]  # all, before the first deletion
     with _opened_store(arguments) as store:
-        deleted_count = sum(store.delete(checked_id(user)) for user in arguments.users)
+        deleted_count = sum(map(store.delete, users))
     count = f"users deleted: {deleted_count:,} of {len(arguments.users):,}"
     if deleted_count < len(arguments.users):
         raise UserError(f"{count}; the others are not in the store")

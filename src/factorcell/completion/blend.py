@@ -285,7 +285,7 @@ class Blend(Completer):
 
         Args:
             run: The run.
-            popularity: The popular texts, or None.
+            popularity: The popular texts that may be suggested (`is_allowed` of `Popularity.from_run`), or None.
             weights: The weights of the features; by default the weights in the run folder.
             options: The options of `Completer`. The blend forgives as many typos in popular texts and in the history,
                 and suggests no text of the history that `is_allowed` rejects.

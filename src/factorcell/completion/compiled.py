@@ -67,9 +67,8 @@ class CompiledEngine:
         The compiled code does not call the function `text_of` of the request. If this function rejects so many
         completions that fewer than k remain, the search runs again for twice as many completions.
         """
-        k, seconds = request.k, request.deadline - time.monotonic()
-        best: list[Completion] = []
-        expanded_count, is_cut = 0, False
+        k, seconds, expanded_count = request.k, request.deadline - time.monotonic(), 0
+        distinct: dict[Hashable, Completion] = {}  # of all searches: the time of the last one may end early
         while True:
             # The prefix and each expanded hypothesis yield at most one completion.
             max_completions = min(k, request.max_expanded + 1)
@@ -92,18 +91,13 @@ class CompiledEngine:
             )
             expanded_count += structure.expanded
             entries = zip(*(array[: structure.count].tolist() for array in arrays.values()), strict=True)
-            distinct: dict[Hashable, Completion] = {}
             for negative_score, ids in sorted((-score, tuple(ids[:length])) for score, length, ids in entries):
                 text = request.text_of(ids)
-                if text is not None and text not in distinct:
+                if text is not None and (text not in distinct or -negative_score > distinct[text].log_probability):
                     distinct[text] = Completion(ids, -negative_score, text)
-            accepted = list(distinct.values())[: request.k]
-            if len(accepted) >= len(best):
-                best = accepted
-                min_score = best[-1].log_probability if len(best) == request.k else -math.inf
-                is_cut = structure.lost_score > min_score
-            else:  # the time ended before the search for more texts had found as many
-                is_cut = True
+            best = sorted(distinct.values(), key=lambda entry: (-entry.log_probability, entry.ids))[: request.k]
+            min_score = best[-1].log_probability if len(best) == request.k else -math.inf
+            is_cut = structure.lost_score > min_score
             if len(best) == request.k or structure.count < k or structure.seconds <= 0:
                 above = tuple(entry for entry in best if entry.log_probability > request.min_log_prob)
                 return SearchResult(above, expanded_count, is_cut)

@@ -20,6 +20,7 @@ A CVV may have 3 digits, and after the French "mot de passe" a value needs no li
 
 import re
 import tomllib
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import resources
 from itertools import accumulate
@@ -129,7 +130,7 @@ def _has_check_digits(candidate: str) -> bool:
 
 def _has_card_number(match: Match) -> bool:
     """Return whether consecutive groups of digits form a number that passes the Luhn check and is not a time."""
-    groups = regex.findall(r"\d+", match[0])
+    groups = regex.findall("[0-9]+", match[0])
     return any(
         len(digits) in CARD_DIGITS and _passes_luhn(digits) and not PATTERNS["time"].fullmatch(digits)
         for start in range(len(groups))
@@ -195,7 +196,9 @@ def _resembles_password(match: Match) -> bool:
     word = match[0]
     if "://" in word or not _is_mixed(word) or not any(map(str.isdigit, word)):  # words with :// are URLs
         return False
-    return any(letter.isprintable() and not letter.isalnum() and letter not in COMMON_PUNCTUATION for letter in word)
+    others = (letter for letter in word if not letter.isalnum() and letter not in COMMON_PUNCTUATION)
+    # The marks of a letter, such as Thai vowels, are a part of it.
+    return any(letter.isprintable() and not unicodedata.category(letter).startswith("M") for letter in others)
 
 
 def _is_mixed(word: str) -> bool:

@@ -84,6 +84,7 @@ class Service:
         self.store, self.privacy = CircuitBreakerStore(store), privacy or Privacy()
         self._cache_size, self._cache_lock = cache_size, threading.Lock()
         self._typed_texts: dict[Hashable, TypedText] = {}  # the least recently used one first
+        self._clearings = 0  # of the cache
         self._locks = [threading.Lock() for _ in range(LOCK_COUNT)]
         self._relearner = Relearner(self.relearn)
 
@@ -177,7 +178,7 @@ class Service:
                 after = model.learn(after)
             outcome: Outcome = "learned" if model.has_learned(after) else "kept"
             result = AcceptResult(outcome=outcome, number=after.last_number, truncated=is_truncated)
-            return replace(after, texts=self.privacy.newest(after.texts))
+            return after.with_newest(self.privacy.newest(after.texts))
 
         _, after = self._change(user, change)
         if result.outcome == "kept":
@@ -266,6 +267,7 @@ class Service:
     def expire(self, seconds: float = math.inf) -> int:
         """Delete texts older than `Privacy.retention`, and users without newer texts, for about `seconds`.
 
+        What a model learned from such texts is deleted too, also from texts that `max_texts` had deleted before.
         Damaged records stay: an operator restores or deletes them. Return how many users changed.
         """
         if self.privacy.retention is None:
@@ -309,7 +311,7 @@ class Service:
         version = None if user is None else self.store.version(user)
         record = None
         key = (model, None if version is None else user, version, columns, unknown)  # unknown users share keys
-        start = self._typed_texts.get(key)
+        clearings, start = self._clearings, self._typed_texts.get(key)
         if start is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
@@ -318,13 +320,16 @@ class Service:
             start = model.begin(record, context, unknown)
         typed_text = model.completer.type_text(start, prefix)
         if record is None or model.has_learned(record):
-            self._cache(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start)
+            self._cache(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start, clearings)
         else:  # nothing is cached, so the next request reads the record again
             self._relearner.add(record.user)
         return version, typed_text
 
-    def _cache(self, key: Hashable, typed_text: TypedText) -> None:
+    def _cache(self, key: Hashable, typed_text: TypedText, clearings: int) -> None:
+        """Cache a state, unless the cache was cleared since it was computed: its model or user may be deleted."""
         with self._cache_lock:
+            if clearings != self._clearings:
+                return
             self._typed_texts.pop(key, None)
             self._typed_texts[key] = typed_text
             if len(self._typed_texts) > self._cache_size:
@@ -333,6 +338,7 @@ class Service:
     def _clear_cache(self) -> None:
         with self._cache_lock:
             self._typed_texts.clear()
+            self._clearings += 1
 
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
         """Apply a change under the lock of the user: without locks, some writers would retry and never succeed."""
@@ -357,8 +363,6 @@ class Service:
         has_new_texts = any(text.time >= cutoff for text in record.texts)
         has_new_pause = record.paused and record.updated_at >= cutoff
         if has_new_texts or has_new_pause:
-            self._remove_texts(
-                user, lambda latest: latest.with_texts(tuple(saved for saved in latest.texts if saved.time >= cutoff))
-            )
+            self._remove_texts(user, lambda latest: latest.since(cutoff))
             return True
         return self.store.delete(user, expected_version=record.version)

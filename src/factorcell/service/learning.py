@@ -15,7 +15,7 @@ from typing import Any
 
 from factorcell.completion.blend import new_suggester
 from factorcell.completion.completer import TextFilter, TypedText
-from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
+from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users, user_variable
 from factorcell.completion.popularity import MAX_HISTORY, History
 from factorcell.data.text_folds import same_text
 from factorcell.errors import UserError, check_choice
@@ -59,9 +59,8 @@ class ServedModel:
     def learner(self) -> Learner:
         """The online learner. This property raises a `UserError` if the run does not distinguish users."""
         if self._learner is None:
-            raise UserError(
-                "the model does not distinguish users and cannot learn their texts; train it with --user COLUMN"
-            )
+            user_variable(self.run)  # raises the error that says why
+        assert self._learner is not None
         return self._learner
 
     def is_truncated(self, text: str, context: Mapping[str, Any], unknown: str) -> bool:
@@ -85,8 +84,12 @@ class ServedModel:
             raise UserError(
                 f"{self.run.folder}: the model suggested a text with a probability above 1; train a new run"
             )
+        text = suggestions[0].text if suggestions else "a"
+        popularity = getattr(self.completer, "popularity", None)
+        if popularity is not None:  # it sorts its texts when it first needs this order
+            popularity.complete_in_other_case(text, 1)
+            popularity.complete(text, 1, self.completer.max_typos)
         if self._learner is not None:
-            text = suggestions[0].text if suggestions else "a"
             self._learner.learn([self._learner.new()], [text])
 
     def has_learned(self, record: Record) -> bool:

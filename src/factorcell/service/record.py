@@ -78,6 +78,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     states: tuple[LearnedState, ...] = ()  # one per model, newest last
     keys: dict[bytes, int] = {}  # digest of an idempotency key -> number of the accepted text, newest last
     paused: bool = False
+    oldest_learned: int = 0  # time of the oldest text that may be learned but is no longer saved; 0: there is none
 
     @classmethod
     def new(cls, user: str, now: int) -> "Record":
@@ -88,8 +89,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def oldest_time(self) -> int:
-        """The time of the oldest text, or `updated_at` if there are no texts, in Unix seconds."""
-        return min((text.time for text in self.texts), default=self.updated_at)
+        """The time of the oldest text, saved or learned, or `updated_at` if there are none, in Unix seconds."""
+        learned = [self.oldest_learned] if self.oldest_learned else []
+        return min((*learned, *(text.time for text in self.texts)), default=self.updated_at)
 
     def state(self, model_identity: bytes) -> LearnedState | None:
         """Return the learned state of the model with an identity, or None."""
@@ -113,7 +115,22 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     def with_texts(self, texts: tuple[StoredText, ...]) -> "Record":
         """Return the record with a subset of its texts, without the learned states, which depend on removed texts."""
-        return self if texts == self.texts else replace(self, texts=texts, states=())
+        return self if texts == self.texts else self._without_states(texts)
+
+    def with_newest(self, texts: tuple[StoredText, ...]) -> "Record":
+        """Return the record with its newest `texts`; the learned states still depend on the older ones."""
+        times = [saved.time for saved in self.texts[: len(self.texts) - len(texts)]]
+        oldest = min(times + [self.oldest_learned] * bool(self.oldest_learned), default=0)
+        return replace(self, texts=texts, oldest_learned=oldest)
+
+    def since(self, cutoff: int) -> "Record":
+        """Return the record without the texts before `cutoff`; if one of them was learned, without learned states."""
+        texts = tuple(saved for saved in self.texts if saved.time >= cutoff)
+        has_learned_older = 0 < self.oldest_learned < cutoff
+        return self if texts == self.texts and not has_learned_older else self._without_states(texts)
+
+    def _without_states(self, texts: tuple[StoredText, ...]) -> "Record":
+        return replace(self, texts=texts, states=(), oldest_learned=0)
 
     def without_text(self, text: str, normalize: Callable[[str], str] = str) -> "Record":
         """Return the record without all texts that look like `text` after `normalize`, in any case.
@@ -128,7 +145,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         removed_form = form(text)
         remaining = tuple(saved for saved in self.texts if form(saved.text) != removed_form)
         was_never_accepted = len(remaining) == self.last_number  # all are saved, and none looks like it
-        return self if was_never_accepted else replace(self, texts=remaining, states=())
+        return self if was_never_accepted else self._without_states(remaining)
 
     def to_bytes(self) -> bytes:
         body = MAGIC + bytes([FORMAT]) + msgspec.msgpack.encode(self)

@@ -208,12 +208,24 @@ class BpeTokenizer(Tokenizer):
 
     def _may_be_tokens(self, tokens: list[str]) -> bool:
         """Return whether these are the tokens of their text, or may be so if its last word continues."""
-        expected = self._library.encode(self.normalize(self.join(tokens)), add_special_tokens=False)
-        if not getattr(self._library.model, "ignore_merges", False):
+        text = self.normalize(self.join(tokens))
+        expected = self._library.encode(text, add_special_tokens=False)
+        if expected.tokens == tokens or self._merging_library is None:
             return bool(expected.tokens == tokens)
-        # Llama 3 leaves the words of its vocabulary whole; a longer word may not begin with the tokens of a whole one.
-        count = expected.word_ids.index(expected.word_ids[-1])
-        return bool(expected.tokens[:count] == tokens[:count])
+        # A longer word need not be whole: its tokens begin with the merged tokens of this beginning.
+        merged = self._merging_library.encode(text, add_special_tokens=False)
+        first, first_merged = (words.index(words[-1]) for words in (expected.word_ids, merged.word_ids))
+        return bool(expected.tokens[:first] + merged.tokens[first_merged:] == tokens)
+
+    @cached_property
+    def _merging_library(self) -> "tokenizers.Tokenizer | None":
+        """A tokenizer that merges all words, for one that leaves the words of its vocabulary whole, as Llama 3 does."""
+        if not getattr(self._library.model, "ignore_merges", False):
+            return None
+        merging: tokenizers.Tokenizer = import_library().Tokenizer.from_str(self._library.to_str())
+        merging.model.ignore_merges = False
+        merging.encode_special_tokens = True
+        return merging
 
     def certain_tokens(self, text: str) -> list[str]:
         """Return the first tokens of every text that begins with `text`: those before its last two words."""

@@ -211,7 +211,6 @@ std::vector<DeviceSuggestion> Completer::propose(const std::string &prefix, int6
             const int32_t *const y = found_tokens.data() + j * q.max_tokens;
             return std::lexicographical_compare(x, x + lengths[i], y, y + lengths[j]);
         });
-        std::vector<DeviceSuggestion> accepted;
         for (const int64_t i : order) {
             std::string text = prefix;
             for (int32_t t = 0; t < lengths[i]; t++) text += tokens[found_tokens[i * q.max_tokens + t]];
@@ -220,10 +219,13 @@ std::vector<DeviceSuggestion> Completer::propose(const std::string &prefix, int6
             if (bytes == 0) continue;
             if (bytes > 0) text.assign(room.data(), bytes);
             const auto is_same = [&](const DeviceSuggestion &suggestion) { return suggestion.text == text; };
-            const bool is_known = std::any_of(accepted.begin(), accepted.end(), is_same);
-            if (!is_known && static_cast<int64_t>(accepted.size()) < k) accepted.push_back({text, scores[i], 1});
+            const auto known = std::find_if(best.begin(), best.end(), is_same);
+            if (known == best.end()) best.push_back({text, scores[i], 1});
+            else known->log_probability = std::max(known->log_probability, scores[i]);
         }
-        if (accepted.size() >= best.size()) best = accepted;
+        const auto is_better = [](const auto &x, const auto &y) { return x.log_probability > y.log_probability; };
+        std::stable_sort(best.begin(), best.end(), is_better);
+        if (static_cast<int64_t>(best.size()) > k) best.resize(k);
         if (static_cast<int64_t>(best.size()) == k || q.count < sought || q.seconds <= 0) return best;
     }
 }
