@@ -71,6 +71,18 @@ def test_whole_users_are_held_out_and_unknown_to_the_schema() -> None:
         assert texts == [rows[row]["text"] for row in part.source_rows]
 
 
+def test_a_fine_tuning_holds_out_whole_users_and_keeps_the_schema() -> None:
+    config = Config.from_dict(OPTIONS)
+    rows = rows_of(40)
+    corpus = prepare(rows, config)
+    train, held_out = fitting.hold_out(corpus, config, keeps_schema=True)
+    assert train.schema == held_out.schema == corpus.schema
+    train_users, dev_users = ({rows[row]["user"] for row in part.source_rows} for part in (train, held_out))
+    assert dev_users
+    assert not train_users & dev_users
+    assert np.array_equal(held_out.categories, corpus.categories[held_out.source_rows])
+
+
 def test_a_user_with_many_texts_is_not_held_out() -> None:
     corpus = prepare([*rows_of(40), *rows_of(1, 9, "busy") * 40], Config.from_dict(OPTIONS))
     for seed in range(40):

@@ -249,12 +249,14 @@ class Corpus:
         training_rows = arrays.indices_where(mapped(np.logical_not, is_held_out))
         return self.select(training_rows), self.select(arrays.indices_where(is_held_out))
 
-    def split_users(self, share: float, seed: int, column: str) -> tuple["Corpus", "Corpus"]:
+    def split_users(
+        self, share: float, seed: int, column: str, *, keeps_schema: bool = False
+    ) -> tuple["Corpus", "Corpus"]:
         """Split the users at random into those of training and held-out ones, who wrote about `share` of the texts.
 
         A user who wrote more than this share is never held out; if all users did, single texts are held out, as in
-        `split`. The schema of both parts has no held-out users, as if training had never seen them. `column` is the
-        column of the users. Both corpora have the order of this corpus.
+        `split`. Unless `keeps_schema`, the schema of both parts has no held-out users, as if training had never seen
+        them. `column` is the column of the users. Both corpora have the order of this corpus.
         """
         text_counts = arrays.count_ids(self.users, 1 + int(self.users.max()))
         order = 1 + np.random.default_rng((seed, 0xDE7)).permutation(len(text_counts) - 1)  # 0 is a missing user
@@ -264,6 +266,8 @@ class Corpus:
         totals = np.cumsum(text_counts[order])
         held_out_users = order[: 1 + int(np.searchsorted(totals, share * len(self)))]
         is_held_out = mapped(lambda users: np.isin(users, held_out_users), self.users)
+        if keeps_schema:
+            return self._split(is_held_out)
         index = [variable.source_column for variable in self.schema.categories].index(column)
         variable, ids = self.schema.categories[index], self.categories[:, index]
         is_kept = ~np.isin(np.arange(len(variable.values)), ids[is_held_out])

@@ -240,7 +240,7 @@ def finetune(
         training = replace(base_config.training, **{**SMALL_DATA_DEFAULTS, **options})
         corpus = base_run.prepare(source, unknown=unknown)
         if dev is None:
-            corpus, dev_corpus = corpus.split(held_out_share(corpus), training.seed)
+            corpus, dev_corpus = hold_out(corpus, replace(base_config, training=training), keeps_schema=True)
         else:
             dev_corpus = base_run.prepare(dev, unknown=unknown)
         if "batch_tokens" not in options:
@@ -372,11 +372,14 @@ def held_out_share(corpus: Corpus) -> float:
     return min(HELD_OUT_SHARE, MAX_HELD_OUT / len(corpus))
 
 
-def hold_out(corpus: Corpus, config: Config) -> tuple[Corpus, Corpus]:
-    """Split off development texts: all texts of some users if the model will complete texts of new users, or any."""
+def hold_out(corpus: Corpus, config: Config, *, keeps_schema: bool = False) -> tuple[Corpus, Corpus]:
+    """Split off development texts: all texts of some users if the model will complete texts of new users, or any.
+
+    The schema has no held-out users, unless `keeps_schema`: that of a fine-tuning is the schema of its base.
+    """
     seed, share = config.training.seed, held_out_share(corpus)
     if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
-        return corpus.split_users(share, seed, config.data.user)
+        return corpus.split_users(share, seed, config.data.user, keeps_schema=keeps_schema)
     return corpus.split(share, seed)
 
 
