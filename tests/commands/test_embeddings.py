@@ -108,8 +108,8 @@ def test_neighbours_match_those_of_the_function(folder: Path, capsys: pytest.Cap
 def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run.open(folder / "run")
 
-    def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
-        shifted = most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
+    def words(*contexts: Row, count: int = 10) -> list[tuple[str, float]]:
+        shifted = most_shifted_tokens(run, *contexts, count=count)
         return [(row["token"], row["nats"]) for row in shifted]
 
     def shown(*more: str) -> list[tuple[str, float]]:
@@ -120,9 +120,6 @@ def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     assert shown("--near", "<city 3>", "--words") == words(city)
     assert shown("--near", "<city 3>", "--words", "--context", "stars=5", "--count", "2") == words(both, count=2)
     assert shown("--words", "--context", "stars=5") == words({"stars": "5"})
-    assert shown("--between", "stars=5", "stars=1", "--frequent", "2") == words(
-        {"stars": "5"}, {"stars": "1"}, frequent=2
-    )
     assert shown("--between", "stars=5;city=<city 3>", "stars=1") == words(both, {"stars": "1"})
     every = shown("--between", "stars=5", "stars=1", "--context", "city=<city 3>")
     assert every == words(both, {"city": "<city 3>", "stars": "1"})
@@ -190,7 +187,6 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
         (["--near", "<city 3>", "<citty 5>"], "'<citty 5>' was never seen"),
         (["--variable", "town"], "frequent values 'town'"),
         (["--count", "0"], "--count: expected a whole number from 1"),
-        (["--near", "<city 3>", "--words", "--frequent", "0"], "--frequent: expected a whole number from 1"),
         (["--by", "side"], "--by COLUMN requires"),
         (["--map", "LABELS"], "--by COLUMN requires"),
         (["--map", "LABELS", "--by", "sid", "--json"], "no column 'sid'"),

@@ -350,8 +350,8 @@ def test_a_repeated_search_that_is_cut_keeps_what_the_first_one_found(monkeypatc
     monkeypatch.setattr(CompiledEngine, "_call", call_and_cut)
     result = search(run, "a", 4, 5, text_of=lambda ids: None if ids == rejected else ids)
     assert rounds == [4, 8]
-    found = {c.ids: c.log_probability for c in result.completions}
-    assert {ids: log_prob for ids, log_prob in first.items() if ids != rejected}.items() <= found.items()
+    log_probs = {c.ids: c.log_probability for c in result.completions}
+    assert {ids: log_prob for ids, log_prob in first.items() if ids != rejected}.items() <= log_probs.items()
 
 
 def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple[CompiledEngine, list[SearchRequest]]:

@@ -84,7 +84,7 @@ def test_a_list_of_data_sets_is_an_error_about_its_first_row() -> None:
 
 def test_results_of_texts_become_data_frames(run: Run) -> None:
     table = tables()[1]
-    assert run.score_table(table)["nats"].tolist() == run.score(ROWS * 2).tolist()
+    assert run.score_rows(table).to_pandas()["nats"].tolist() == run.score(ROWS * 2).tolist()
     result = run.predict(table, "city")
     frame = result.rows().to_pandas()
     np.testing.assert_allclose(

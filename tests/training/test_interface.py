@@ -65,7 +65,7 @@ def test_options_train_the_same_model_as_a_config(tmp_path: Path) -> None:
     assert unadapted.config == run.config.with_options(model="unadapted").with_options(seed=1)
     assert run.score(ROWS).shape == (len(ROWS),)
     np.testing.assert_array_equal(run.score(ROWS), Run.open(run.folder).score(ROWS))
-    frame = run.score_table(ROWS)
+    frame = run.score_rows(ROWS).to_pandas()
     assert frame["nats"].tolist() == run.score(ROWS).tolist()
     classification = run.predict(ROWS, "city", priors="uniform")
     assert classification.labels == [row["predicted"] for row in classification.rows()]

@@ -37,7 +37,6 @@ def add_explain_arguments(parser: Parser) -> None:
     parser.add("--between", nargs="+", required=True, metavar="NAME=VALUE", help=help_text)
     parser.add("--context")
     parser.add("--no-ngram-mixture")
-    _add_train(parser)
     parser.add("--page", type=OUTPUT_FILE, metavar="HTML", help="write an HTML page")
     parser.add("--unknown", default="error")
     parser.add_all(*COMPUTING)
@@ -56,13 +55,9 @@ def run_explain(arguments: argparse.Namespace) -> None:
     texts, text_contexts = _read_texts(arguments, run, specified)
     for context in contexts.values():
         run.read([""], [context], unknown=arguments.unknown)  # raises the error of a value that is not valid
-    settings: dict[str, Any] = {
-        # The typed values were checked above; a table is read as `score` reads it.
-        "unknown": "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown,
-        "train": arguments.train,
-        "text_contexts": text_contexts,
-    }
-    rows = explain(run, texts, contexts, **settings)
+    # The typed values were checked above; a table is read as `score` reads it.
+    unknown = "group" if text_contexts[0] and arguments.unknown == "error" else arguments.unknown
+    rows = explain(run, texts, contexts, unknown=unknown, text_contexts=text_contexts)
     if arguments.page:
         from factorcell.reports.explaining import explanation_page
 
@@ -186,19 +181,12 @@ def add_contexts_arguments(parser: Parser) -> None:
     parser.add("--context")
     help_text = "show words whose softmax bias differs most between the first context and the second"
     parser.add("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=help_text)
-    parser.add("--frequent", help="show only words among the N most frequent")
-    _add_train(parser)
     parser.add("--map", type=Path, metavar="TABLE", help="draw a map of the embeddings for each column of --by")
     help_text = "column of TABLE that colours the map (repeatable)"
     parser.add("--by", help=help_text)
     parser.add("--page", type=OUTPUT_FILE, metavar="HTML", help="write all results as an HTML page")
     parser.add("--unknown", default="error")
     parser.add_all(*COMPUTING)
-
-
-def _add_train(parser: Parser) -> None:
-    help_text = "training table, to count words in texts of each context (default: the counts that training saved)"
-    parser.add("--train", type=Path, metavar="TABLE", help=help_text)
 
 
 def run_contexts(arguments: argparse.Namespace) -> None:
@@ -269,10 +257,9 @@ def _map_embeddings(known: "Embeddings", column: str, arguments: argparse.Namesp
 def _compare_pairs(run: "Run", pairs: Sequence[ContextPair], arguments: argparse.Namespace) -> list[Row]:
     """Return for each pair the tokens that the softmax bias of the first context raises or lowers most."""
     from factorcell.evaluation.diagnostics import differing_columns
-    from factorcell.evaluation.explaining.token_evidence import context_text, most_shifted_tokens, read_training_texts
+    from factorcell.evaluation.explaining.token_evidence import context_text, most_shifted_tokens
 
-    settings = options.selected(arguments, "count", "frequent", "unknown")
-    settings["train"] = arguments.train and read_training_texts(run, arguments.train)
+    settings = options.selected(arguments, "count", "unknown")
     comparisons = []
     for pair in pairs:
         names = differing_columns(pair)

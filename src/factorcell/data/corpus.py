@@ -249,9 +249,7 @@ class Corpus:
         training_rows = arrays.indices_where(mapped(np.logical_not, is_held_out))
         return self.select(training_rows), self.select(arrays.indices_where(is_held_out))
 
-    def split_users(
-        self, share: float, seed: int, column: str, *, keeps_schema: bool = False
-    ) -> tuple["Corpus", "Corpus"]:
+    def split_users(self, share: float, seed: int, column: str, keeps_schema: bool = False) -> "tuple[Corpus, Corpus]":
         """Split the users at random into those of training and held-out ones, who wrote about `share` of the texts.
 
         A user who wrote more than this share is never held out; if all users did, single texts are held out, as in

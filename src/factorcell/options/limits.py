@@ -84,7 +84,7 @@ class Limits:
 
 # The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
-    **dict.fromkeys(("cache_size", "every", "frequent", "rows_per_user"), Limits(1)),
+    **dict.fromkeys(("cache_size", "every", "rows_per_user"), Limits(1)),
     **dict.fromkeys(("first", "samples", "top_k"), Limits(0)),
     **dict.fromkeys(("branching", "max_tokens", "trials", "width"), Limits(1, 1_000_000)),
     **dict.fromkeys(("min_tokens", "no_repeat_ngram"), Limits(0, 1_000_000)),
@@ -111,7 +111,7 @@ NUMBER_LIMITS = {
 }
 
 # Those that may be None: without a limit, or chosen by the function.
-OPTIONAL = ("frequent", "minutes", "order", "rows_per_user", "seconds", "width")
+OPTIONAL = ("minutes", "order", "rows_per_user", "seconds", "width")
 
 
 def check(**values: Any) -> list[Any]:

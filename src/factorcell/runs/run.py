@@ -310,10 +310,6 @@ class Run(TextModel):
         """Return the nats of whole texts (N,); see `score_rows`."""
         return np.array([row["nats"] for row in self.score_rows(source, context=context, unknown=unknown)])
 
-    def score_table(self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str | None = None) -> Any:
-        """Return the rows of `score_rows` as a `pandas.DataFrame`."""
-        return self.score_rows(source, context=context, tokens=tokens, unknown=unknown).to_pandas()
-
     def score_rows(
         self, source: Any, *, context: Any = None, tokens: bool = False, unknown: str | None = None
     ) -> ResultRows:

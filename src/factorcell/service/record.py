@@ -90,8 +90,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     @property
     def oldest_time(self) -> int:
         """The time of the oldest text, saved or learned, or `updated_at` if there are none, in Unix seconds."""
-        learned = [self.oldest_learned] if self.oldest_learned else []
-        return min((*learned, *(text.time for text in self.texts)), default=self.updated_at)
+        times = [text.time for text in self.texts] + [self.oldest_learned] * bool(self.oldest_learned)
+        return min(times, default=self.updated_at)
 
     def state(self, model_identity: bytes) -> LearnedState | None:
         """Return the learned state of the model with an identity, or None."""

@@ -260,8 +260,8 @@ def finetune(
         if not training_facts(folder):
             moved = start.count_moved(tuned.model)
             facts = {"from": str(base_run.folder), "parts": start.parts, "l1": l1, "moved": moved}
-            other_facts = save_other_models(tuned, corpus, streams)
-            write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts}, base=base_run)
+            other_facts = save_other_models(tuned, corpus, streams, base=base_run)
+            write_training_facts(tuned, corpus, dev_corpus, source, {"finetuned": facts, **other_facts})
         log_facts(*summary.result_facts(tuned))
     report_run(tuned, tuned.schema.columns() if tuned.model.is_adapted else ())
     return tuned
@@ -408,12 +408,14 @@ def completion_streams(run: Run, table: Any, held_out: Corpus) -> list[Stream]:
 
 
 def save_other_models(
-    run: Run, corpus: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None
+    run: Run, corpus: Corpus, streams: Sequence[Stream] = (), minutes: float | None = None, base: Run | None = None
 ) -> files.Row:
-    """Fit priors, linear baselines and the settings of completion at a cost for these minutes; return the facts.
+    """Save priors, linear baselines, counts and the settings of completion; return the facts.
 
-    Without `minutes`, the cost follows from the targets that training read, and no result depends on the clock.
+    The cost is for these `minutes`; by default, it follows from the targets that training read, and no result depends
+    on the clock. `base` is the run that a fine-tuning started from.
     """
+    save_token_counts(run, corpus, base)
     affordable = minutes or run.log()[-1]["tokens"] / TARGETS_PER_MINUTE
     save_classifiers(run, corpus, classifier_cost(affordable, len(possible_targets(run))))
     facts: files.Row = {}
@@ -427,19 +429,9 @@ def save_other_models(
 
 
 def write_training_facts(
-    run: Run,
-    corpus: Corpus,
-    dev: Corpus,
-    source: Any,
-    facts: Mapping[str, Any],
-    *,
-    chosen: Sequence[str] = (),
-    base: Run | None = None,
+    run: Run, corpus: Corpus, dev: Corpus, source: Any, facts: Mapping[str, Any], *, chosen: Sequence[str] = ()
 ) -> None:
-    """Write training.json, with the options `chosen` automatically, and all files that complete a run.
-
-    `base` is the run that a fine-tuning started from.
-    """
+    """Write training.json, with the options `chosen` automatically, and all files that complete a run."""
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
     row |= {"development_key": texts_digest(dev), "context": measure_context_effect(run, dev)}
     if used := summary.used_options(chosen, run.config, run.schema):
@@ -453,7 +445,6 @@ def write_training_facts(
         if repeated := repeated_texts(dev, hashes, "development texts"):
             row["repeated_texts"] = repeated.text
     files.write_json(run.folder / "training.json", row)
-    save_token_counts(run, corpus, base)
     _save_results(run, dev, row["context"] or {})
     summary.write_card(run)
 

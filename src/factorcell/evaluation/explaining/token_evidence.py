@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from factorcell.data.columns.rows import ResultRows, to_row, to_values
-from factorcell.data.corpus import Corpus, target_ids, target_offsets
+from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.tables.tables import open_table
 from factorcell.data.tokenizers.tokenizer import SPECIAL_TOKENS, Specials
 from factorcell.errors import UserError
@@ -47,7 +47,6 @@ def explain(
     contexts: Mapping[str, ContextValues],
     *,
     unknown: str = "error",
-    train: Any = None,
     text_contexts: Sequence[ContextValues] | None = None,
 ) -> ResultRows:
     """Compute the nats of texts given each of several named contexts.
@@ -60,8 +59,6 @@ def explain(
         texts: A list or a column of texts; they are not truncated.
         contexts: The values of columns for each named context.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
-        train: The training table, in which to count the tokens; by default the counts are those of the run, which
-            training saved for contexts that differ in one category of at most 256 values.
         text_contexts: For each text, the values of further columns; the values of `contexts` have precedence.
 
     Returns:
@@ -69,8 +66,8 @@ def explain(
         `tokens`, which has a row per token. The row of a token has `token`, `known` (whether the token is in the
         vocabulary), the `nats` of the token, and the `posterior` after it. For two contexts, rows of texts and of
         tokens also have the `ratio` (the log likelihood ratio in nats); it is positive if the first context is more
-        likely. With counts, the rows of tokens also have `counts`, how often the token occurs in the training texts
-        with each context. The counts of an
+        likely. If training counted the tokens (`count_tokens`), their rows also have `counts`, how often the token
+        occurs in the training texts with each context. The counts of an
         out-of-vocabulary token are None, because training did not count it. The ratio of a token that does not occur is
         not evidence.
 
@@ -85,7 +82,7 @@ def explain(
     text_contexts = [{}] * len(texts) if text_contexts is None else text_contexts
     nats, corpus = _nats(run, texts, text_contexts, list(contexts.values()), unknown)
     starts, rows, tokenizer, names = target_offsets(corpus), ResultRows(), run.tokenizer, list(contexts)
-    counts = count_tokens(run, list(contexts.values()), train, unknown=unknown)
+    counts = count_tokens(run, list(contexts.values()), unknown=unknown)
     for index, text in enumerate(texts):
         text_nats = nats[:, starts[index] : starts[index + 1]]
         ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()  # without the start token
@@ -187,50 +184,24 @@ def strength(ratio: float) -> int:
     return int(np.sign(ratio)) * sum(abs(ratio) >= level for level in STRENGTHS)
 
 
-def count_tokens(
-    run: Run, contexts: Sequence[Mapping[str, Any]], train: Any = None, *, unknown: str = "error"
-) -> Counts | None:
-    """Count the tokens of training texts in each of several contexts (K, V); without counts, report a finding.
+def count_tokens(run: Run, contexts: Sequence[Mapping[str, Any]], *, unknown: str = "error") -> Counts | None:
+    """Return how often each token occurs in the training texts of several contexts (K, V), or report why not.
 
-    A text has a context if it has its values of the categories in which the contexts differ; a column that a context
-    lacks may have any value. There are no counts if the contexts differ in columns of other kinds, and without a table
-    `train` (or the texts of `read_training_texts`) if they differ in several categories or in one that training did not
-    count.
+    Training counted the tokens by the values of each category of at most 256 values, unless the run has users. So the
+    contexts must differ in one such category; a context that lacks it has the counts of all texts.
     """
     compared = run.read([""] * len(contexts), contexts, unknown=unknown).context(np.arange(len(contexts)))
     distinct_others, _ = replace(compared, categories=torch.zeros_like(compared.categories)).distinct()
-    if len(distinct_others) > 1:
-        _report_missing_counts("the contexts differ in columns that are not categories")
-        return None
-    categories = compared.categories.numpy()
+    categories, by_value = compared.categories.numpy(), None
     columns = np.flatnonzero((categories != categories[0]).any(0))
-    if train is None:
-        counts = _saved_counts(run, categories, columns)
-        if counts is None:
-            reason = "training did not count the words of these contexts"
-            _report_missing_counts(f"{reason}; add --train TABLE (in Python: train)")
-        return counts
-    texts = train if isinstance(train, Corpus) else read_training_texts(run, train)
-    ids, tokens = target_ids(texts), []
-    for values in categories[:, columns]:
-        has_context = ((texts.categories[:, columns] == values) | (values < 0)).all(1)
-        tokens.append(np.bincount(ids[np.repeat(has_context, texts.lengths)], minlength=len(run.tokenizer)))
-    return np.stack(tokens)
-
-
-def _saved_counts(run: Run, categories: NDArray[np.int32], columns: NDArray[np.int64]) -> Counts | None:
-    """Return the counts (K, V) that training saved for contexts that differ in one category; None without them."""
-    if len(columns) != 1:
-        return None
-    by_value = run.unigram_counts_by_value(run.schema.categories[columns[0]].name)
+    if len(columns) == len(distinct_others) == 1:
+        by_value = run.unigram_counts_by_value(run.schema.categories[columns[0]].name)
     if by_value is None:
+        reason = "training counted no words of such contexts"
+        report(Finding("no evidence", f"words without evidence may be shown, because {reason}"))
         return None
     values, of_all_texts = categories[:, columns[0]], run.unigram_counts().numpy()
     return np.stack([of_all_texts if value < 0 else by_value[[value]].toarray()[0] for value in values])
-
-
-def _report_missing_counts(reason: str) -> None:
-    report(Finding("no evidence", f"words without evidence may be shown, because {reason}"))
 
 
 def is_more_frequent(first: Counts, second: Counts) -> NDArray[np.bool_]:
@@ -247,21 +218,13 @@ def is_more_frequent(first: Counts, second: Counts) -> NDArray[np.bool_]:
     return result
 
 
-def read_training_texts(run: Run, source: Any) -> Corpus:
-    """Read a training table, as the run reads it; columns may be missing."""
-    optional = tuple(variable.name for variable in run.schema.variables)
-    return run.prepare(source, unknown="group", optional=optional)
-
-
 def most_shifted_tokens(
     run: Run,
     context: Mapping[str, Any],
     against: Mapping[str, Any] | None = None,
     *,
     count: int = 10,
-    frequent: int | None = None,
     unknown: str = "error",
-    train: Any = None,
 ) -> list[Row]:
     """Return the tokens that the softmax bias of a context raises most, then those that it lowers most.
 
@@ -273,9 +236,7 @@ def most_shifted_tokens(
         context: The values of columns; a column without a value has its expected value.
         against: The context to compare with; by default the expected context.
         count: The maximum number of raised tokens, and of lowered tokens.
-        frequent: The number of most frequent tokens that are considered; by default all.
         unknown: The policy for values that training never saw: "group", "expected" or "error".
-        train: The training table, or the texts of `read_training_texts`; by default the counts are those of the run.
 
     Returns:
         A row per token with `token` and the change of its log probability in `nats`; the largest changes come first in
@@ -285,16 +246,15 @@ def most_shifted_tokens(
     Raises:
         UserError: The context is invalid, or does not change the softmax bias of the run.
     """
-    count, frequent = limits.check(count=count, frequent=frequent)
+    [count] = limits.check(count=count)
     contexts = [context, against or {}]
     report_run(run, differing_columns(contexts))
     nats = bias_shift(run, context, against, unknown=unknown)
     nats[run.tokenizer.specials.unknown] = 0.0  # neither raised nor lowered, so it is not returned
-    counts = count_tokens(run, contexts, train, unknown=unknown)
+    counts = count_tokens(run, contexts, unknown=unknown)
     if counts is not None:
         nats[~np.where(nats > 0, is_more_frequent(*counts), is_more_frequent(*counts[::-1]))] = 0.0
-    considered = nats if frequent is None else nats[: frequent + len(run.tokenizer.specials)]  # sorted by frequency
-    order = np.argsort(-considered, kind="stable").tolist()
+    order = np.argsort(-nats, kind="stable").tolist()
     token_ids = [token_id for token_id in order if nats[token_id] > 0][:count]
     token_ids += [token_id for token_id in reversed(order) if nats[token_id] < 0][:count]
     rows: list[Row] = [
