@@ -92,7 +92,7 @@ FAULTS = [
     ),
     Fault("data/corpus.py", "shift: int = 29", "shift: int = 28", "data/test_corpus.py"),
     Fault("generation/writing.py", "tokens.shape[1] - n + 1\n", "tokens.shape[1] - n\n", "generation/test_choosing.py"),
-    Fault("service/engine.py", "saved.time >= cutoff", "saved.time > cutoff", "service/test_retention.py"),
+    Fault("service/record.py", "saved.time >= cutoff", "saved.time > cutoff", "service/test_retention.py"),
     Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service/test_record.py"),
     Fault(
         "hf/contexts.py",

@@ -52,9 +52,6 @@ READERS: dict[str, Callable[[Run, Any], Any]] = {
     "classify": lambda run, table: run.predict(table, "city", calibrate=table, combine=True).rows(),
     "classify_points": lambda run, table: classify_points(run, table, POINTS).rows(),
     "generate": generated,
-    "explain": lambda run, table: run.explain(
-        ["cold sun"], {"a": {"city": "Oslo"}, "b": {"city": "Nice"}}, train=table
-    ),
     "advise": lambda run, table: advise(table, run.config),
 }
 

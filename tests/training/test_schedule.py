@@ -291,7 +291,8 @@ def test_the_work_after_the_steps_is_longer_with_more_counts_and_categories() ->
     assert without == pytest.approx(3.4)
     assert seconds_after_steps(2.0, 1_000_000, True, 0) == pytest.approx(without + 1.0)
     assert seconds_after_steps(2.0, 1_000_000, False, 1) == pytest.approx(without + 1.0 + 2.4 + 1.2)
-    assert seconds_after_steps(2.0, 1_000_000, True, 1) == pytest.approx(without + 1.0 + 2.4 + 3.5)
+    assert seconds_after_steps(2.0, 1_000_000, True, 1) == pytest.approx(without + 1.0 + 2.4 + 3.0)
+    assert seconds_after_steps(2.0, 5_000_000, True, 1) == pytest.approx(without + 5.0 + 2.4 + 2 * 5 * 2.5)
     assert seconds_after_steps(2.0, 5_000_000, False, 3) == pytest.approx(without + 5.0 + 2.4 + 5 * 1.2 + 3 * 2.4)
 
 

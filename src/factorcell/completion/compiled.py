@@ -64,8 +64,8 @@ class CompiledEngine:
     def search(self, request: SearchRequest) -> SearchResult:
         """Return the most probable completions of a request.
 
-        The compiled code does not call the function `text_of` of the request. If this function rejects so many
-        completions that fewer than k remain, the search runs again for twice as many completions.
+        The compiled code does not call `request.text_of`. If it rejects so many completions that fewer than k remain,
+        the search runs again for twice as many.
         """
         k, seconds, expanded_count = request.k, request.deadline - time.monotonic(), 0
         distinct: dict[Hashable, Completion] = {}  # of all searches: the time of the last one may end early

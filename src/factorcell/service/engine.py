@@ -265,10 +265,9 @@ class Service:
         return self._relearner.wait_until_idle(seconds)
 
     def expire(self, seconds: float = math.inf) -> int:
-        """Delete texts older than `Privacy.retention`, and users without newer texts, for about `seconds`.
+        """Delete texts older than `Privacy.retention`, what was learned from them, and users without newer texts.
 
-        What a model learned from such texts is deleted too, also from texts that `max_texts` had deleted before.
-        Damaged records stay: an operator restores or deletes them. Return how many users changed.
+        It ends after about `seconds`, and returns how many users changed. Damaged records stay, for an operator.
         """
         if self.privacy.retention is None:
             return 0

@@ -58,8 +58,7 @@ class ServedModel:
     @property
     def learner(self) -> Learner:
         """The online learner. This property raises a `UserError` if the run does not distinguish users."""
-        if self._learner is None:
-            user_variable(self.run)  # raises the error that says why
+        user_variable(self.run)  # raises an error if there is no learner
         assert self._learner is not None
         return self._learner
 

@@ -313,11 +313,11 @@ def train_and_log(
         log_facts(("options", run.config.format_options(used)), level=logging.DEBUG)
     report(*training_table_findings(corpus, dev))
     show()
-    was_complete = resume and (run.folder / "training.json").exists()
+    note = "already complete: " if training_facts(run.folder) else ""
     for _row in train(run, corpus, dev, resume=resume, limit=limit):
         pass  # `train` writes the rows into the log
     label, text = summary.steps_fact(run)
-    log_facts((label, f"already complete: {text}" if was_complete else text))
+    log_facts((label, note + text))
 
 
 def time_limit(

@@ -40,9 +40,10 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
 # Seconds of the work after the steps on a machine of ordinary speed (benchmarks/minutes.py): of each command, and per
 # minute for evaluations and for classifiers; per target whose n-grams are counted, and counted by the values of a
-# category, of words and of characters. If there are several categories, all are counted to choose one.
+# category, of words and of characters; among `CACHED_TARGETS` characters, counting one takes twice as long. Of several
+# categories, all are counted to choose one.
 FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 1.2, 1.2
-COUNTING_SECONDS, VALUE_SECONDS, CHARACTER_VALUE_SECONDS = 1e-6, 1.2e-6, 3.5e-6
+COUNTING_SECONDS, VALUE_SECONDS, CHARACTER_VALUE_SECONDS, CACHED_TARGETS = 1e-6, 1.2e-6, 2.5e-6, 5e6
 MAX_COMPARED_TARGETS = 2_000_000  # training targets whose n-grams are counted to choose a category
 # On a machine whose steps take more than this many times as long as on one of ordinary speed, this work gets smaller.
 MAX_SLOWNESS = 2.0
@@ -234,7 +235,8 @@ def seconds_after_steps(minutes: float, counted_targets: int, is_character_level
         category_count: The number of columns that get classifiers.
     """
     seconds = FINAL_SECONDS + EVALUATION_SECONDS_PER_MINUTE * minutes + COUNTING_SECONDS * counted_targets
-    value_seconds = CHARACTER_VALUE_SECONDS if is_character_level else VALUE_SECONDS
+    per_character = CHARACTER_VALUE_SECONDS * (1 + counted_targets / CACHED_TARGETS)
+    value_seconds = per_character if is_character_level else VALUE_SECONDS
     if category_count:
         seconds += CLASSIFIER_SECONDS_PER_MINUTE * minutes + value_seconds * counted_targets
     if category_count > 1:
