@@ -307,10 +307,10 @@ class Service:
         """Return the version of the user's record, or None, and the search state after the user typed the prefix."""
         # The key marks booleans, because True equals 1 in Python, although a model reads them as different categories.
         columns = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
-        version = None if user is None else self.store.version(user)
-        record = None
+        version, record = None if user is None else self.store.version(user), None
         key = (model, None if version is None else user, version, columns, unknown)  # unknown users share keys
-        clearings, start = self._clearings, self._typed_texts.get(key)
+        clearings = self._clearings  # before the comparison of models: a replacement sets the model, and then clears
+        is_current, start = model is self.model, self._typed_texts.get(key)
         if start is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
@@ -318,9 +318,9 @@ class Service:
                 key = (model, None if version is None else user, version, columns, unknown)
             start = model.begin(record, context, unknown)
         typed_text = model.completer.type_text(start, prefix)
-        if record is None or model.has_learned(record):
+        if is_current and (record is None or model.has_learned(record)):
             self._cache(key, typed_text if len(typed_text.tokens) <= MAX_CACHED_TOKENS else start, clearings)
-        else:  # nothing is cached, so the next request reads the record again
+        elif record is not None:  # nothing is cached, so the next request reads the record again
             self._relearner.add(record.user)
         return version, typed_text
 
