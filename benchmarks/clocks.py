@@ -2,7 +2,7 @@
 
     python benchmarks/clocks.py DATA RUNS --set agnews --speeds 12500 19000 --speeds 19000 9500
 
-A simulated clock says that the steps read so many targets a second in the first 45 of 112 seconds, and so many later.
+A simulated clock gives the steps the first speed, in targets a second, for 45 of 112 seconds, and then the second.
 Then the same model is trained with as many steps and without a limit. The script prints both perplexities of the
 development texts; it does not depend on the speed of the machine. DATA and RUNS are those of minutes.py.
 """

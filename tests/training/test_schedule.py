@@ -224,7 +224,7 @@ def test_at_a_constant_speed_the_share_is_that_of_the_time(target_seconds: float
 
 @pytest.mark.parametrize("steps", [1, 60, 100, 601])
 def test_no_learning_rate_exceeds_the_peak(steps: int) -> None:
-    """With a time limit, positions are no whole numbers."""
+    """With a time limit, positions need not be whole numbers."""
     assert max(learning_rate(step, steps, 0.5, 0.02) for step in np.linspace(0, steps, 1000)) <= 0.5
 
 

@@ -40,8 +40,8 @@ DEV_TARGETS_PER_MINUTE, DEV_TARGETS_PER_MINUTE_OF_BASE, COUNTED_TARGETS_PER_MINU
 CLASSIFIER_COST_PER_MINUTE, MIN_CLASSIFIER_COST = 2.5e7, 4e6
 # Seconds of the work after the steps on a machine of ordinary speed (benchmarks/minutes.py): of each command, and per
 # minute for evaluations and for classifiers; per target whose n-grams are counted, and counted by the values of a
-# category, of words and of characters; among `CACHED_TARGETS` characters, counting one takes twice as long. Of several
-# categories, all are counted to choose one.
+# category, of words and of characters; among `CACHED_TARGETS` characters, counting one takes twice as long. All
+# categories are counted to choose one.
 FINAL_SECONDS, EVALUATION_SECONDS_PER_MINUTE, CLASSIFIER_SECONDS_PER_MINUTE = 1.0, 1.2, 1.2
 COUNTING_SECONDS, VALUE_SECONDS, CHARACTER_VALUE_SECONDS, CACHED_TARGETS = 1e-6, 1.2e-6, 2.5e-6, 5e6
 MAX_COMPARED_TARGETS = 2_000_000  # training targets whose n-grams are counted to choose a category

@@ -197,7 +197,7 @@ def count_tokens(run: Run, contexts: Sequence[Mapping[str, Any]], *, unknown: st
     if len(columns) == len(distinct_others) == 1:
         by_value = run.unigram_counts_by_value(run.schema.categories[columns[0]].name)
     if by_value is None:
-        reason = "training counts words only by one category of at most 256 values, without users"
+        reason = "training counts words only by one category of at most 256 values, and not with users"
         report(Finding("no evidence", f"words without evidence may be shown, because {reason}"))
         return None
     values, of_all_texts = categories[:, columns[0]], run.unigram_counts().numpy()
