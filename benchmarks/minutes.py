@@ -3,14 +3,13 @@
     taskset -c 0 python benchmarks/minutes.py DATA RUNS --out minutes.jsonl --minutes 2 10 --others 0 1 2 --seeds 0 1 2
 
 DATA is a folder of data sets, each a folder with train.parquet and dev.parquet; RUNS is a folder for the trainings.
-First, each case is trained with `--minutes` in a process of its own, next to 0, 1 or 2 others on the same core: run
-nothing else on it. The others are cases of the same kind, each of which becomes a busy loop at its end. Then each case
-is trained again with the same number of steps and without limit, which is not timed; `--timed-only` omits this, and a
-later command without it adds a row with both.
+First, each case is trained with `--minutes` in a process of its own, next to 0, 1 or 2 others on the same cores: run
+nothing else on them. The others are cases of the same kind, each of which becomes a busy loop at its end. With
+`--loops`, so many busy loops also run, each pinned to one of the cores in turn. Then each case is trained again with
+the same number of steps and without limit, which is not timed; `--timed-only` omits this, and a later command without
+it adds a row with both.
 Rows are appended to the file of `--out`, and a repeated command continues on a processor with the same instructions;
 then the script prints the table.
-
-Two others leave a third of the core, as three busy loops on two cores leave a third to the slower thread of a training.
 """
 
 import argparse
@@ -52,16 +51,18 @@ Row = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """A training to measure, next to some `others` on the same core."""
+    """A training to measure on some cores, next to `others` and to busy `loops`."""
 
     minutes: float
     others: int
     seed: int
     data: str
+    cores: int
+    loops: int
 
 
 def case_of(row: Row) -> Case:
-    return Case(*(row[name] for name in Case._fields))
+    return Case(**{name: row[name] for name in Case._fields})
 
 
 def train(folder: Path, data: Path, options: list[str]) -> float:
@@ -88,19 +89,26 @@ def train_limited(case: Case, folder: Path, data: Path) -> None:
     (folder / TIME).write_text(json.dumps({"seconds": seconds, "instructions": INSTRUCTIONS}))
 
 
-def train_together(folders: Mapping[Case, Path], data: Path, count: int) -> None:
-    """Train cases at the same time; busy loops replace those that have ended, and those that `count` has more."""
+def train_together(folders: Mapping[Case, Path], data: Path, count: int, pinned: int) -> None:
+    """Train cases at the same time; busy loops replace those that have ended, and those that `count` has more.
+
+    So many further busy loops are `pinned` to one core each.
+    """
+    cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as loops, ThreadPoolExecutor(len(folders)) as pool:
 
-        def start_loop() -> None:
-            loop = loops.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+        def start_loop(on: list[int]) -> None:
+            code = f"import os; os.sched_setaffinity(0, {on})\nwhile True: pass"
+            loop = loops.enter_context(subprocess.Popen([sys.executable, "-c", code]))
             loops.callback(loop.kill)
 
+        for number in range(pinned):
+            start_loop([cores[number % len(cores)]])
         for _ in range(count - len(folders)):
-            start_loop()
+            start_loop(cores)
         for future in as_completed([pool.submit(train_limited, *item, data) for item in folders.items()]):
             future.result()
-            start_loop()
+            start_loop(cores)
 
 
 def read_time(folder: Path) -> Row:
@@ -137,13 +145,14 @@ def spread(values: list[float]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a Markdown table with the median and the range of each processor, time limit and number of others."""
+    """Return a Markdown table with the median and the range of each processor, time limit and load."""
     rows = list({(row["instructions"], case_of(row)): row for row in rows}.values())  # the last one of each case
-    lines = ["| processor | minutes | others | trainings | late, s | steps, % of the time | repeated | perplexity, % |"]
-    lines.append("| :-- | --: | --: | --: | --: | --: | --: | --: |")
-    groups = [(row["instructions"], row["minutes"], row["others"]) for row in rows]
+    names = ("instructions", "cores", "minutes", "others", "loops")
+    heading = "processor | cores | minutes | others | loops | trainings | late, s | steps, % of the time | repeated"
+    lines = [f"| {heading} | perplexity, % |", "| :-- |" + " --: |" * 9]
+    groups = [tuple(row[name] for name in names) for row in rows]
     for group in sorted(set(groups)):
-        cases, minutes = [row for row, other in zip(rows, groups, strict=True) if other == group], group[1]
+        cases, minutes = [row for row, other in zip(rows, groups, strict=True) if other == group], group[2]
         late = [row["seconds"] - 60 * minutes for row in cases]
         # Some trainings end early: they no longer improve, or have made the largest number of passes.
         complete = [row for row in cases if not row["stopped_early"] and row["seconds"] > USED_SHARE * 60 * minutes]
@@ -163,19 +172,23 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--minutes", nargs="+", type=float, default=[2.0, 10.0])
     parser.add_argument("--others", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--loops", nargs="+", type=int, default=[0], help="busy loops, each pinned to a core")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--timed-only", action="store_true", help="do not train again without limit")
     arguments = parser.parse_args()
     rows = files.read_rows(arguments.out) if arguments.out.exists() else []
     complete = [row for row in rows if arguments.timed_only or "repeated" in row]
     finished = {case_of(row) for row in complete if row["instructions"] == INSTRUCTIONS}
-    cases = [Case(*case) for case in product(arguments.minutes, arguments.others, arguments.seeds, arguments.sets)]
+    options = arguments.minutes, arguments.others, arguments.seeds, arguments.sets
+    cores = [len(os.sched_getaffinity(0))]
+    cases = [Case(*case) for case in product(*options, cores, arguments.loops)]
     folders = {case: arguments.runs / "_".join(map(str, case)) for case in cases}
-    for minutes, others in product(arguments.minutes, arguments.others):
-        kind = [case for case in cases if case[:2] == (minutes, others) and case not in finished]
+    for minutes, others, loops in product(arguments.minutes, arguments.others, arguments.loops):
+        load = {"minutes": minutes, "others": others, "loops": loops}
+        kind = [case for case in cases if case not in finished and case == case._replace(**load)]
         untimed = [case for case in kind if read_time(folders[case]).get("instructions") != INSTRUCTIONS]
         for group in (untimed[part] for part in blocks(len(untimed), 1 + others) if untimed):
-            train_together({case: folders[case] for case in group}, arguments.data, 1 + others)
+            train_together({case: folders[case] for case in group}, arguments.data, 1 + others, loops)
     for case in cases:
         if case not in finished:
             row = case._asdict() | measure(folders[case])

@@ -9,13 +9,13 @@ import pytest
 from factorcell.training import trainer as trainer_module
 
 
-def checkpoints_every(steps: int) -> Any:
-    """Return a fixture with which the trainings of a test module save a checkpoint every `steps` steps."""
+def checkpoints_every_step() -> Any:
+    """Return a fixture with which the trainings of a test module save a checkpoint after every step."""
 
     @pytest.fixture(scope="module", autouse=True)
     def frequent_checkpoints() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trainer_module, "SAVE_EVERY", steps)
+            patch.setattr(trainer_module, "SAVE_SECONDS", 0.0)
             yield
 
     return frequent_checkpoints

@@ -19,10 +19,10 @@ from factorcell.service.learning import ServedModel
 from factorcell.service.stores.store import open_store
 from factorcell.training.proximal import PARTS, part_of
 from factorcell.training.trainer import Trainer
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every_step
 from tests.pretrained_models import MAX_POSITIONS, write_pretrained
 
-frequent_checkpoints = checkpoints_every(1)
+frequent_checkpoints = checkpoints_every_step()
 
 TEXTS = ("the sea is cold", "sun and sand 😀", "", "a cold  sea", "the sunniest étés")
 ROWS = [

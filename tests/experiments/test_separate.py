@@ -16,11 +16,11 @@ from factorcell.training.mixture import MixedModels, open_scorer
 from factorcell.training.trainer import Trainer
 from separate import main, separate, separate_models
 from tests import synthetic
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every_step
 from tests.findings import logged_progress, parse_block
 from tests.small_runs import ROWS
 
-frequent_checkpoints = checkpoints_every(4)
+frequent_checkpoints = checkpoints_every_step()
 
 Rows = list[dict[str, Any]]
 

@@ -22,9 +22,9 @@ from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.io import files
 from factorcell.runs.run import Run
 from factorcell.training import trainer as training
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every_step
 
-frequent_checkpoints = checkpoints_every(1)
+frequent_checkpoints = checkpoints_every_step()
 
 RECIPE = """
 [data]

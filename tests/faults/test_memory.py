@@ -14,7 +14,7 @@ from factorcell.nn import sizes
 from factorcell.runs.run import Run
 from factorcell.training import trainer as trainer_module
 from factorcell.training.trainer import train
-trainer_module.SAVE_EVERY = 1
+trainer_module.SAVE_SECONDS = 0.0
 model = json.loads(sys.argv[1])
 words = [f"w{i}" for i in range(8000)]
 rows = [{"text": " ".join(words[(17 * i + j) % 8000] for j in range(40)), "city": f"c{i % 5}"} for i in range(400)]

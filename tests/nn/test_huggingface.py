@@ -24,10 +24,10 @@ from factorcell.nn.language_model import LanguageModel
 from factorcell.runs import summary
 from factorcell.runs.run import Run
 from factorcell.training.fit import train_run
-from tests.checkpoints import checkpoints_every, interrupted_before_step
+from tests.checkpoints import checkpoints_every_step, interrupted_before_step
 from tests.small_runs import as_any
 
-frequent_checkpoints = checkpoints_every(1)
+frequent_checkpoints = checkpoints_every_step()
 
 H = 16
 SIZES: dict[str, Any] = {"hidden_size": H, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 30}

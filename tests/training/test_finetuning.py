@@ -19,9 +19,9 @@ from factorcell.training import finetune
 from factorcell.training import trainer as trainer_module
 from factorcell.training.fit import fit, train_run
 from tests import small_runs, synthetic
-from tests.checkpoints import checkpoints_every, interrupted_before_step
+from tests.checkpoints import checkpoints_every_step, interrupted_before_step
 
-frequent_checkpoints = checkpoints_every(2)
+frequent_checkpoints = checkpoints_every_step()
 
 TIMES = ("seconds", "tokens_per_second")
 

@@ -17,11 +17,11 @@ from factorcell.config import Config
 from factorcell.io import files, lock
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every_step
 from tests.processes import requires_fork, run_and_kill
 from tests.training.test_resume import assert_same_run
 
-frequent_checkpoints = checkpoints_every(3)
+frequent_checkpoints = checkpoints_every_step()
 READING_FILES = ("config.json", "schema.json", "vocabulary.txt")
 
 ROWS = [{"text": text, "who": who} for who in ("ann", "bob") for text in ("bake bread", "ball", "bat and ball") * 3]

@@ -130,7 +130,7 @@ def test_a_command_with_minutes_ends_in_time(
     clock.slowdown, clock.later_slowdown, clock.change = *slowdowns, minutes * 60 * 0.45
     monkeypatch.setattr(rules, "MAX_WORD_PASSES", 200.0)
     monkeypatch.setattr(fitting, "ordinary_target_seconds", lambda config: 1.0 / targets_per_step)
-    monkeypatch.setattr(fitting, "seconds_after_steps", lambda minutes, *facts: 6.0 * minutes)
+    monkeypatch.setattr(fitting, "seconds_after_steps", lambda minutes, *facts: (2.0 * minutes, 4.0 * minutes))
     with logged_progress() as lines:
         run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=minutes, preset="best", compare_ngram=True)
     last_row = run.log()[-1]
@@ -188,7 +188,7 @@ def test_with_too_few_minutes_the_training_gets_its_smallest_share(
     """Reading alone takes longer than the limit."""
     Clock(monkeypatch, step=0.1, text=0.01, reading=40.0)
     run = train_run(ROWS, ROWS, TIMED_OPTIONS, tmp_path / "run", minutes=0.5)
-    reserve = rules.seconds_after_steps(0.5, 0, False, 1)
+    reserve = sum(rules.seconds_after_steps(0.5, 0, False, 1))
     assert run.training_minutes() == pytest.approx((0.3 * 30 - reserve) / 60, rel=0.1)
 
 

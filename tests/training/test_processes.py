@@ -233,6 +233,7 @@ def test_the_end_of_a_process_ends_the_others_and_another_number_resumes(
     options, count = {**KINDS["sampled loss"], "steps": 12, "evaluations": 4}, 2 + rank % 2
     assert train_in(tmp_path / "run", 1, options) == [0]
     with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "SAVE_SECONDS", 0.0)
         end_process(patch, 1, 7, lambda: os.kill(os.getpid(), signal.SIGKILL))
         start = time.monotonic()
         codes = train_in(tmp_path / "stopped", count, options)
@@ -241,7 +242,7 @@ def test_the_end_of_a_process_ends_the_others_and_another_number_resumes(
     assert sorted(codes) == sorted([-signal.SIGKILL, 1, *([processes.FAILED_EXIT_CODE] if count == 3 else [])])
     report = f"ProcessEndedError: torchrun: another process of {count} ended; resume=True continues the training\n"
     assert capfd.readouterr().err.count(report) == 1
-    assert files.load_tensors(tmp_path / "stopped" / "checkpoint.safetensors")[1]["step"] == 6
+    assert files.load_tensors(tmp_path / "stopped" / "checkpoint.safetensors")[1]["step"] == 7
     assert train_in(tmp_path / "stopped", rank, options, resume=True) == [0] * rank
     np.testing.assert_allclose(losses(tmp_path / "stopped"), losses(tmp_path / "run"), rtol=1e-3)
 

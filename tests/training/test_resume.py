@@ -1,7 +1,9 @@
 """Interrupted trainings, full disks and damaged files: trainings resume to the same result, or report why not."""
 
 import errno
+import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -25,9 +27,9 @@ from factorcell.training import trainer as trainer_module
 from factorcell.training.fit import train_run
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
-from tests.checkpoints import checkpoints_every, interrupted_before_step
+from tests.checkpoints import checkpoints_every_step, interrupted_before_step
 
-frequent_checkpoints = checkpoints_every(1)
+frequent_checkpoints = checkpoints_every_step()
 
 FULL_DEVICE = Path("/dev/full")  # every write to this device fails because there is no space
 TIMES = ("seconds", "tokens_per_second", "evaluation_seconds", "measured_seconds", "evaluation_steps")
@@ -105,6 +107,80 @@ def test_a_training_interrupted_at_any_step_resumes_to_the_same_result(
         list(train_in(tmp_path / "run"))
     list(train_in(tmp_path / "run", resume=True))
     assert_same_run(uninterrupted, tmp_path / "run")
+
+
+@pytest.mark.parametrize("step", [6, 11])
+def test_evaluations_after_the_last_checkpoint_are_repeated(
+    step: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of the folder are then those of an evaluation that the checkpoint does not know."""
+    folder, original = tmp_path / "run", Trainer.save
+
+    def save_early(trainer: Trainer) -> None:
+        if trainer.progress.step <= 2:
+            original(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "save", save_early)
+        with interrupted_before_step(step):
+            list(train_in(folder))
+    assert (folder / "weights.safetensors").exists()
+    assert files.load_tensors(folder / "checkpoint.safetensors")[1]["step"] == 2
+    list(train_in(folder, resume=True))
+    assert_same_run(uninterrupted, folder)
+
+
+def test_if_a_later_evaluation_replaced_the_best_weights_the_next_one_counts_as_the_best(tmp_path: Path) -> None:
+    with interrupted_before_step(8):
+        list(train_in(tmp_path / "run"))
+    run = Run.open(tmp_path / "run", trained=False)
+    rows = run.log()
+    best = min(row["best"] for row in rows if row["split"] == "dev")
+    for step, expected in ((8, best), (9, math.inf)):
+        run.save_weights({"step": step})
+        # A diverged training has evaluations without a finite perplexity, for which the log has no number.
+        files.write_rows(run.log_path, [*rows, {**rows[-1], "split": "dev", "best": math.inf}])
+        for _ in range(2):
+            trainer = Trainer(run, *read_texts(make_config()))
+            trainer.load()
+            assert trainer.progress.best == expected
+            assert run.log() == rows
+
+
+def test_a_checkpoint_that_takes_long_does_not_stop_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, now, original_save, original_step = list[int](), [0.0], Trainer.save, Trainer.step
+
+    def slow_save(trainer: Trainer) -> None:
+        steps.append(trainer.progress.step)
+        original_save(trainer)
+        now[0] += 100.0
+
+    def slow_step(trainer: Trainer, batch: Any) -> None:
+        original_step(trainer, batch)
+        now[0] += 15.0
+
+    monkeypatch.setattr(trainer_module, "SAVE_SECONDS", 60.0)
+    monkeypatch.setattr(trainer_module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(Trainer, "save", slow_save)
+    monkeypatch.setattr(Trainer, "step", slow_step)
+    rows = list(train_in(tmp_path / "run"))
+    assert steps == [5, 10, rows[-1]["step"]]
+
+
+def test_a_training_saves_a_checkpoint_every_minute_and_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, times, original = list[int](), itertools.count(step=11.0), Trainer.save
+
+    def recorded_save(trainer: Trainer) -> None:
+        steps.append(trainer.progress.step)
+        original(trainer)
+
+    monkeypatch.setattr(trainer_module, "SAVE_SECONDS", 60.0)
+    monkeypatch.setattr(trainer_module, "perf_counter", lambda: next(times))  # a step or an evaluation takes 11 seconds
+    monkeypatch.setattr(Trainer, "save", recorded_save)
+    rows = list(train_in(tmp_path / "run"))
+    assert steps == [5, 10, rows[-1]["step"]]
 
 
 def test_options_that_a_resumed_training_leaves_out_have_their_saved_values(

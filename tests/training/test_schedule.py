@@ -20,9 +20,9 @@ from factorcell.training.rules import minutes_after_steps, ordinary_target_secon
 from factorcell.training.schedule import Progress, TimeLimit, learning_rate
 from factorcell.training.trainer import Row, Trainer, train
 from tests import synthetic
-from tests.checkpoints import checkpoints_every, interrupted_before_step
+from tests.checkpoints import checkpoints_every_step, interrupted_before_step
 
-frequent_checkpoints = checkpoints_every(7)
+frequent_checkpoints = checkpoints_every_step()
 
 SECONDS = 100.0  # the time limit of the trainings in this file
 LIMIT = TimeLimit(SECONDS, start=0.0)
@@ -40,7 +40,7 @@ class Machine:
 
         def timed_evaluation(trainer: Trainer) -> Row:
             row = original_evaluate(trainer)
-            self.now += 2.0
+            self.now += 1.0
             return row
 
         monkeypatch.setattr(Trainer, "step", timed_step)
@@ -204,19 +204,19 @@ def count(progress: Progress, target_seconds: float, steps: int) -> list[float]:
     for _ in range(steps):
         progress.tokens += round(1 / target_seconds)
         progress.count_seconds(1.0, round(1 / target_seconds))
-        progress.count_seconds(0.1)
-        progress.evaluation_seconds += 0.1
+        progress.count_seconds(0.05)
+        progress.evaluation_seconds += 0.05
         shares.append(progress.share)
     return shares
 
 
 def limited_progress() -> Progress:
-    return Progress(1000, 100.0, fixed_reserve=5.0, reserve=10.0, ordinary_target_seconds=0.1)
+    return Progress(1000, 100.0, fixed_reserve=5.0, reserve=4.0, bounded_reserve=6.0, ordinary_target_seconds=0.1)
 
 
-@pytest.mark.parametrize(("target_seconds", "reserve"), [(0.05, 15.0), (0.2, 25.0), (1.0, 35.0)])
+@pytest.mark.parametrize(("target_seconds", "reserve"), [(0.05, 15.0), (0.2, 25.0), (0.5, 37.0), (1.0, 40.0)])
 def test_at_a_constant_speed_the_share_is_that_of_the_time(target_seconds: float, reserve: float) -> None:
-    """The reserve is that of an ordinary machine, of a slow one, and of a very slow one, which does less work."""
+    """The reserve is that of an ordinary machine, of a slow one, and of very slow ones, which do less work."""
     progress = limited_progress()
     count(progress, target_seconds, 40)
     assert progress.share == pytest.approx(progress.seconds / (100 - reserve))
@@ -229,28 +229,28 @@ def test_no_learning_rate_exceeds_the_peak(steps: int) -> None:
 
 
 def test_a_first_evaluation_that_takes_long_does_not_shorten_the_expected_training() -> None:
-    """Later evaluations wait until they have taken at most `EVALUATION_SHARE` of the time."""
+    """Later evaluations wait until they have taken at most `MAX_EVALUATION_SHARE` of the time."""
     progress = Progress(1000, max_seconds=100.0)
     progress.tokens = 10
     progress.count_seconds(6.0, 10)
     progress.count_seconds(4.0)
     progress.evaluation_seconds += 4.0
-    assert progress.share == pytest.approx(10 / (10 + 0.9 * 90 / 0.6))
+    assert progress.share == pytest.approx(10 / (10 + 0.95 * 90 / 0.6))
 
 
 def test_the_share_follows_the_speed_and_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "SPEED_WINDOW", 0.02)
     progress = limited_progress()
     count(progress, 0.05, 15)
-    assert progress.share == pytest.approx(16.5 / 85)  # the reserve is 15 seconds
+    assert progress.share == pytest.approx(15.75 / 85)  # the reserve is 15 seconds
     slow = count(progress, 0.2, 20)
     assert progress.tokens == 400
-    steps_left = (75 - 38.5) / 1.1  # the reserve is 25 seconds now
+    steps_left = (75 - 36.75) / 1.05  # the reserve is 25 seconds now
     assert slow[-1] == pytest.approx(400 / (400 + 5 * steps_left), rel=0.001)
     fast = count(progress, 0.05, 20)
-    assert fast[-1] == pytest.approx(800 / (800 + 20 * (85 - 60.5) / 1.1), rel=0.001)
+    assert fast[-1] == pytest.approx(800 / (800 + 20 * (85 - 57.75) / 1.05), rel=0.001)
     assert fast[-1] < slow[-1], "many more targets are expected now"
-    progress.count_seconds(25.0)
+    progress.count_seconds(28.0)
     assert progress.share == 1.0
     assert Progress(10, step=5, seconds=5.0).share == 0.5
 
@@ -287,13 +287,16 @@ def test_a_slow_machine_does_less_after_the_steps() -> None:
 
 
 def test_the_work_after_the_steps_is_longer_with_more_counts_and_categories() -> None:
-    without = seconds_after_steps(2.0, 0, False, 0)
-    assert without == pytest.approx(3.4)
-    assert seconds_after_steps(2.0, 1_000_000, True, 0) == pytest.approx(without + 1.0)
-    assert seconds_after_steps(2.0, 1_000_000, False, 1) == pytest.approx(without + 1.0 + 2.4 + 1.2)
-    assert seconds_after_steps(2.0, 1_000_000, True, 1) == pytest.approx(without + 1.0 + 2.4 + 3.0)
-    assert seconds_after_steps(2.0, 5_000_000, True, 1) == pytest.approx(without + 5.0 + 2.4 + 2 * 5 * 2.5)
-    assert seconds_after_steps(2.0, 5_000_000, False, 3) == pytest.approx(without + 5.0 + 2.4 + 5 * 1.2 + 3 * 2.4)
+    expected = {
+        (0, False, 0): 0.0,
+        (1_000_000, True, 0): 1.0,
+        (1_000_000, False, 1): 1.0 + 2.4 + 1.2,
+        (1_000_000, True, 1): 1.0 + 2.4 + 3.0,
+        (5_000_000, True, 1): 5.0 + 2.4 + 2 * 5 * 2.5,
+        (5_000_000, False, 3): 5.0 + 2.4 + 5 * 1.2 + 3 * 2.4,
+    }
+    for facts, seconds in expected.items():
+        assert seconds_after_steps(2.0, *facts) == pytest.approx((3.4, seconds))
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4), (997, 991)])
@@ -309,8 +312,8 @@ def test_with_a_time_limit_evaluations_wait_until_they_are_affordable() -> None:
         progress.count_seconds(2.0, 1)
         if progress.is_evaluation_due(10):
             due_seconds.append(progress.seconds)
-            progress.count_seconds(4.0)
-            progress.evaluation_seconds += 4.0
+            progress.count_seconds(2.0)
+            progress.evaluation_seconds += 2.0
             progress.evaluations = progress.events_due(10)
         if progress.share >= 1:
             break

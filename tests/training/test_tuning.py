@@ -21,11 +21,11 @@ from factorcell.training import trainer as trainer_module
 from factorcell.training import tuning
 from factorcell.training.fit import fit
 from factorcell.training.trainer import train
-from tests.checkpoints import checkpoints_every
+from tests.checkpoints import checkpoints_every_step
 from tests.processes import requires_fork, run_and_kill
 from tests.small_runs import CONTEXT, ROWS
 
-frequent_checkpoints = checkpoints_every(1)
+frequent_checkpoints = checkpoints_every_step()
 
 CONFIG = Config.of(
     context=CONTEXT,

@@ -326,9 +326,10 @@ def time_limit(
     """Return the limit of a command that may take `minutes` from the time `start`, with its reserves."""
     counted_targets = min(corpus.target_count, round(minutes * COUNTED_TARGETS_PER_MINUTE)) if counts_ngrams else 0
     is_character_level, categories = run.tokenizer.is_character_level, possible_targets(run)
-    reserve = seconds_after_steps(minutes, counted_targets, is_character_level, len(categories))
-    fixed_reserve = completion_effort(minutes, run.config)[1] if completes else 0.0
-    return TimeLimit(60 * minutes, start, fixed_reserve, reserve, ordinary_target_seconds(run.config))
+    reserve, bounded = seconds_after_steps(minutes, counted_targets, is_character_level, len(categories))
+    reserves = {"reserve": reserve, "bounded_reserve": bounded}
+    reserves["fixed_reserve"] = completion_effort(minutes, run.config)[1] if completes else 0.0
+    return TimeLimit(60 * minutes, start, {**reserves, "ordinary_target_seconds": ordinary_target_seconds(run.config)})
 
 
 def target_seconds(run: Run) -> float:
@@ -367,17 +368,12 @@ def read_corpora(source: Any, dev: Any, config: Config) -> tuple[Corpus, Corpus]
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
-def held_out_share(corpus: Corpus) -> float:
-    """Return the share of the texts that are held out: `HELD_OUT_SHARE`, but at most `MAX_HELD_OUT` texts."""
-    return min(HELD_OUT_SHARE, MAX_HELD_OUT / len(corpus))
-
-
 def hold_out(corpus: Corpus, config: Config, *, keeps_schema: bool = False) -> tuple[Corpus, Corpus]:
     """Split off development texts: all texts of some users if the model will complete texts of new users, or any.
 
     The schema has no held-out users, unless `keeps_schema`: that of a fine-tuning is the schema of its base.
     """
-    seed, share = config.training.seed, held_out_share(corpus)
+    seed, share = config.training.seed, min(HELD_OUT_SHARE, MAX_HELD_OUT / len(corpus))
     if corpus.tokenizer.restores_texts and int(corpus.users.max(initial=0)) >= MIN_USERS:
         return corpus.split_users(share, seed, config.data.user, keeps_schema=keeps_schema)
     return corpus.split(share, seed)

@@ -123,9 +123,7 @@ def fit_mixture(run: Run, corpus: Corpus, dev: Corpus) -> tuple[Mixture, files.R
         for name, part in (("neural", nats[:, 0]), ("ngram", nats[:, 1]), ("mixture", mixed))
     }
     with np.errstate(over="ignore"):  # a diverged model has infinite perplexity
-        perplexities = {
-            name: float(np.exp(part.numerator.sum() / part.denominator.sum())) for name, part in sums.items()
-        }
+        perplexities = {name: float(np.exp(part.ratio)) for name, part in sums.items()}
     gain = perplexity.gain(sums["mixture"], sums["neural"])
     components = [f"counts by {variable.name}" if variable and name == VALUE else name for name in names]
     row = {"components": ["neural", *components], "texts": len(sample), "perplexity": perplexities}

@@ -59,7 +59,7 @@ MAX_EXACT_VOCABULARY = 3000  # up to this vocabulary size, the exact softmax is 
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
 FEW_CHARACTERS = 500_000  # a model of characters memorizes a table with fewer targets after some passes
 FEW_TARGETS = 150_000  # a model memorizes a table with fewer targets after a few passes
-EVALUATION_SHARE = 0.1  # largest share of the training time that evaluations may take
+EVALUATION_SHARE = 0.1  # largest share of the training time for which evaluations are planned
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS = 1000, 100
 MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a training would have fewer steps
 # A step on a GPU takes some milliseconds even with few tokens, so larger tables get larger batches.
@@ -225,8 +225,12 @@ def completion_effort(minutes: float, config: Config) -> tuple[int, float]:
     return count // SLOWER_BASE if is_slow(config) else count, seconds
 
 
-def seconds_after_steps(minutes: float, counted_targets: int, is_character_level: bool, category_count: int) -> float:
+def seconds_after_steps(
+    minutes: float, counted_targets: int, is_character_level: bool, category_count: int
+) -> tuple[float, float]:
     """Return the expected duration of the work after the steps of a training on a machine of ordinary speed.
+
+    The first part is that of evaluations; the second one is that of counts and classifiers.
 
     Args:
         minutes: The time limit of the command.
@@ -234,14 +238,14 @@ def seconds_after_steps(minutes: float, counted_targets: int, is_character_level
         is_character_level: Whether these are characters or graphemes.
         category_count: The number of columns that get classifiers.
     """
-    seconds = FINAL_SECONDS + EVALUATION_SECONDS_PER_MINUTE * minutes + COUNTING_SECONDS * counted_targets
+    seconds = COUNTING_SECONDS * counted_targets
     per_character = CHARACTER_VALUE_SECONDS * (1 + counted_targets / CACHED_TARGETS)
     value_seconds = per_character if is_character_level else VALUE_SECONDS
     if category_count:
         seconds += CLASSIFIER_SECONDS_PER_MINUTE * minutes + value_seconds * counted_targets
     if category_count > 1:
         seconds += category_count * value_seconds * min(counted_targets, MAX_COMPARED_TARGETS)
-    return seconds
+    return FINAL_SECONDS + EVALUATION_SECONDS_PER_MINUTE * minutes, seconds
 
 
 def minutes_after_steps(minutes: float, config: Config, target_seconds: float) -> float:

@@ -6,21 +6,24 @@
 With a time limit, `steps` is the largest number of steps, and the expected targets are those of the time that remains
 until the work after the steps begins, at the recent speed. So the learning rate has always decayed when the time is
 used up, and its decay follows the steps: it rises again if the machine gets faster. The work after the steps takes as
-many times longer on a slow or busy machine as the recent steps do, up to a limit (`rules.minutes_after_steps`).
+many times longer on a slow or busy machine as the recent steps do; a part of it gets smaller, so that its duration has
+a limit (`rules.minutes_after_steps`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from factorcell.config import Config
-from factorcell.training.rules import EVALUATION_SHARE
+from factorcell.training.rules import MAX_SLOWNESS
 
 WARMUP, BASE_WARMUP = 0.02, 0.1  # share of the steps in which the learning rate rises; that with a pretrained base
 ROUNDING = 1e-9  # a number of events that is this close to the next whole number counts as this number
 MAX_RESERVE = 0.4  # largest share of the remaining time that is for the work after the steps
-MAX_RESERVE_SLOWNESS = 3.0  # on a slower machine, this work gets smaller
 SPEED_WINDOW = 0.1  # share of the time limit over which the speed is averaged
+MAX_EVALUATION_SHARE = 0.05  # largest share of the time so far that evaluations take before the last one
 MIN_TRAINING_SHARE = 0.3  # share of a time limit that steps and evaluations get, even if the limit is then exceeded
 
 
@@ -29,9 +32,7 @@ class TimeLimit(NamedTuple):
 
     seconds: float  # from `start` to the end of the work after the steps
     start: float  # a time of `perf_counter`
-    fixed_reserve: float = 0.0  # these as in `Progress`
-    reserve: float = 0.0
-    ordinary_target_seconds: float = math.inf
+    reserves: Mapping[str, Any] = MappingProxyType({})  # fields of `Progress`
 
     def remaining_seconds(self, now: float) -> float:
         """Return the seconds that a training may take that begins at the time `now`."""
@@ -45,7 +46,8 @@ class Progress:
     steps: int = 1  # of the training; with a time limit, the largest number
     max_seconds: float = math.inf  # the time limit of `seconds` and the work after the steps
     fixed_reserve: float = 0.0  # seconds of the work after the steps that do not depend on the speed
-    reserve: float = 0.0  # seconds of the other work after the steps, on a machine of ordinary speed
+    reserve: float = 0.0  # seconds of other work on a machine of ordinary speed
+    bounded_reserve: float = 0.0  # seconds of the work that gets smaller on a slow machine
     ordinary_target_seconds: float = math.inf  # seconds of a step per target on such a machine
     step: int = 0  # number of steps taken
     tokens: int = 0  # targets that these steps learned
@@ -68,7 +70,7 @@ class Progress:
             return 1.0
         if math.isinf(remaining) or not self.recent_seconds:
             return of_steps
-        of_evaluations = min(EVALUATION_SHARE, self.evaluation_seconds / self.seconds)
+        of_evaluations = min(MAX_EVALUATION_SHARE, self.evaluation_seconds / self.seconds)
         expected = remaining * (1 - of_evaluations) * self.recent_targets / self.recent_seconds
         return max(of_steps, self.tokens / (self.tokens + expected))
 
@@ -83,9 +85,10 @@ class Progress:
     def _remaining_seconds(self) -> float:
         """Return the seconds until the work after the steps begins."""
         target_seconds = self.recent_seconds / max(1.0, self.recent_targets)
-        slowness = min(MAX_RESERVE_SLOWNESS, max(1.0, target_seconds / self.ordinary_target_seconds))
-        reserve = min(self.fixed_reserve + slowness * self.reserve, MAX_RESERVE * self.max_seconds)
-        return self.max_seconds - reserve - self.seconds
+        slowness = max(1.0, target_seconds / self.ordinary_target_seconds)
+        bounded = min(slowness, MAX_SLOWNESS) * self.bounded_reserve
+        reserve = self.fixed_reserve + slowness * self.reserve + bounded
+        return self.max_seconds - min(reserve, MAX_RESERVE * self.max_seconds) - self.seconds
 
     @property
     def total_steps(self) -> int:
@@ -99,10 +102,10 @@ class Progress:
     def is_evaluation_due(self, count: int) -> bool:
         """Return whether one of `count` evaluations is due.
 
-        With a time limit, all but the last wait while the earlier ones have taken more than `EVALUATION_SHARE` of the
+        With a time limit, all but the last wait while earlier ones have taken more than `MAX_EVALUATION_SHARE` of the
         time.
         """
-        is_affordable = self.evaluation_seconds <= EVALUATION_SHARE * self.seconds or math.isinf(self.max_seconds)
+        is_affordable = self.evaluation_seconds <= MAX_EVALUATION_SHARE * self.seconds or math.isinf(self.max_seconds)
         return self.events_due(count) > self.evaluations and (is_affordable or self.share >= 1)
 
 

@@ -145,10 +145,7 @@ def open_study(folder: Path, url: str | None) -> Iterator[Study]:
     from sqlalchemy import exc, make_url
 
     name = folder.resolve().name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+    files.create_folder(folder)
     try:
         where = f"study {name} in {make_url(url).render_as_string(hide_password=True)}"
         with closing(SharedStudy(url, name, where)) as study:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from factorcell.data.corpus import Batch, Corpus, RowBatches, is_known_target, target_frequencies
+from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.data.counts import SharedTargets
 from factorcell.errors import UserError, check_format
 from factorcell.evaluation import text_figures
@@ -26,7 +26,7 @@ from factorcell.io.progress import progress_bar
 from factorcell.io.torchrun import process_count
 from factorcell.nn import sizes
 from factorcell.nn.language_model import LanguageModel
-from factorcell.runs.run import CHECKPOINT, Run
+from factorcell.runs.run import CHECKPOINT, WEIGHTS, Run
 from factorcell.training.optimization import Optimization, Step
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.schedule import Progress, TimeLimit, learning_rate, warmup_share
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from factorcell.training.processes import Group
 
 FORMAT = 2  # version of checkpoints
-LOG_EVERY, SAVE_EVERY = 50, 500  # steps between rows of losses in the log, and between checkpoints
+LOG_EVERY, SAVE_SECONDS = 50, 60.0  # steps between rows of losses in the log, and seconds between checkpoints
 
 Row = dict[str, Any]
 
@@ -87,9 +87,8 @@ class Trainer(Optimization):
         super().__init__(run, token_counts, starting_point, steps)
         self.progress = Progress(steps)
         if limit is not None:
-            max_seconds = limit.remaining_seconds(perf_counter())
-            reserves = limit.fixed_reserve, limit.reserve, limit.ordinary_target_seconds
-            self.progress = Progress(steps, max_seconds, *reserves)
+            self.progress = Progress(steps, limit.remaining_seconds(perf_counter()), **limit.reserves)
+        self.saved_seconds = 0.0  # `progress.seconds` of the last checkpoint
         self.shared_targets = SharedTargets.of(corpus, training.min_users) if training.min_users else None
         hashed = getattr(run.model.head, "hashed", None)
         if hashed is not None and hashed.weight.requires_grad:  # a fine-tuning of other parts does not change the bias
@@ -117,6 +116,8 @@ class Trainer(Optimization):
             self.bar.update()
             yield from self._due_rows()
         yield from self._due_rows()  # the time may have ended after the rows of the last step
+        if self.progress.seconds > self.saved_seconds:
+            self.save()
 
     def count_seconds(self, targets: int = 0) -> None:
         """Add the seconds since the last call, in which a step learned `targets`, to the duration of the training."""
@@ -125,11 +126,10 @@ class Trainer(Optimization):
         self.clock = now
 
     def _due_rows(self) -> Iterator[Row]:
-        """Yield the rows that are due at the current step, and save a checkpoint if it is due.
+        """Yield the rows that are due at the current step, and save a checkpoint every `SAVE_SECONDS`.
 
         The progress, which a checkpoint stores, determines what is due: a training that was stopped between a step and
-        its evaluation begins with this evaluation when it resumes. A checkpoint is due after each evaluation, and after
-        every `SAVE_EVERY` steps.
+        its evaluation begins with this evaluation when it resumes.
         """
         if self.stop.is_requested:
             raise Stopped
@@ -148,9 +148,10 @@ class Trainer(Optimization):
             progress.evaluations = progress.events_due(evaluations)
             self.seconds_before = progress.seconds
             yield self.log(row)
-        if is_evaluation_due or (step > 0 and step % SAVE_EVERY == 0):
-            self.catch_up()
+        if step and progress.seconds > self.saved_seconds + SAVE_SECONDS:
             self.save()
+            self.count_seconds()
+            self.saved_seconds = progress.seconds  # even if saving takes longer than `SAVE_SECONDS`
 
     def _log_losses(self) -> Row:
         """Log the mean loss since the last row of losses, and the speed of the steps."""
@@ -165,15 +166,11 @@ class Trainer(Optimization):
         self.bar.set_postfix_str(f"{best}loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
         return self.log({"split": "train", "loss": loss, "tokens_per_second": speed})
 
-    def _batch_rows(self, epoch: int) -> RowBatches:
-        """Return the rows of the texts of each batch of an epoch, in the order of the batches."""
-        return self.corpus.batches(self.config.batch_tokens, self.config.seed, epoch)
-
     def batches(self) -> Iterator[Batch]:
         """Yield the batches from the current step to the last."""
         first_step, epoch = 0, 0  # the first step of the current epoch, and the number of the epoch
         while True:
-            batch_rows = self._batch_rows(epoch)
+            batch_rows = self.corpus.batches(self.config.batch_tokens, self.config.seed, epoch)
             steps_taken = max(0, self.progress.step - first_step)  # of this epoch, before the training was resumed
             for rows in batch_rows[steps_taken:]:
                 if self.progress.share >= 1:
@@ -227,6 +224,8 @@ class Trainer(Optimization):
         Raises:
             Stopped: On a stop request during the evaluation.
         """
+        if self.group and self.row_optimizers:
+            self.group.catch_up()
         self.catch_up()
         with self.stop.interruptible():
             row, figures = development_figures(self.run, self.dev, self.group)
@@ -249,16 +248,11 @@ class Trainer(Optimization):
         progress.rows += 1
         return row
 
-    def catch_up(self) -> None:
-        """Update all rows of the tables that `RowAdam` optimizes to the current step, in every process."""
-        if self.group and self.row_optimizers:
-            self.group.catch_up()
-        super().catch_up()
-
     def save(self) -> None:
         """Write a checkpoint with the weights, the moments of Adam and the progress."""
         facts = {"format": FORMAT, "data": self.data_digests, **asdict(self.progress)}
         files.save_tensors(self.checkpoint, self.tensors(), facts)
+        self.saved_seconds = self.progress.seconds
 
     def load(self) -> None:
         """Load the checkpoint, if it exists, and remove the rows of the log that were written after it."""
@@ -275,16 +269,16 @@ class Trainer(Optimization):
                 raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
             self.restore(tensors)
             self.progress = Progress(**facts)
+            self.saved_seconds = self.progress.seconds
+            weights = self.run.folder / WEIGHTS
+            # If a later evaluation has replaced the best weights, those of the next one count as the best.
+            if weights.exists() and files.load_tensors(weights)[1].get("step", 0) > self.progress.step:
+                self.progress.best = math.inf
         files.write_rows(self.run.log_path, self.run.log()[: self.progress.rows])
 
 
 def train(
-    run: Run,
-    corpus: Corpus,
-    dev: Corpus,
-    *,
-    resume: bool = False,
-    limit: TimeLimit | None = None,
+    run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, limit: TimeLimit | None = None
 ) -> Generator[Row]:
     """Return a generator that trains a run and yields the rows of its log; at the end the run has its best weights.
 
