@@ -104,6 +104,11 @@ def test_peft_reads_an_exported_lora_as_the_run_computes(architecture: str, tmp_
     if architecture in NAMED_AS_EXPERTS:  # PEFT would leave out the LoRA of these maps
         with pytest.raises(UserError, match="for experts"):
             run.export(tmp_path / "lora", to="lora", context={"city": "Oslo"})
+        base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        model = get_context_model(base, ContextConfig(["city"], min_count=1).fit(ROWS))
+        with pytest.raises(UserError, match=r"target_modules: PEFT takes .* for experts.*; use merge_and_unload"):
+            model.save_lora(tmp_path / "lora", {"city": "Oslo"})
+        assert not (tmp_path / "lora").exists()
         return
     run.export(tmp_path / "lora", to="lora", context={"city": "Oslo"})
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")

@@ -126,6 +126,8 @@ def test_collator_adds_the_contexts_of_the_features() -> None:
     batch = ContextCollator(transformers.default_data_collator, SCHEMA)(features)
     assert set(batch) == {"input_ids", "labels", "context"}
     assert torch.equal(model.context_vectors(batch["context"]), model.context_vectors(CONTEXTS[:3]))
+    notes = [{**feature, "note": note} for feature, note in zip(features, (None, "late", None), strict=True)]
+    assert set(ContextCollator(transformers.default_data_collator, SCHEMA)(notes)) == set(batch)
     with pytest.raises(UserError, match=r"column city, got input_ids, age; .*set remove_unused_columns=False"):
         ContextCollator(transformers.default_data_collator, SCHEMA)([{"input_ids": [5], "age": 3.0}])
 

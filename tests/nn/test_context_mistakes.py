@@ -223,8 +223,11 @@ def test_other_objects_than_models_and_lists_are_refused_in_one_line(tmp_path: P
     with pytest.raises(UserError, match="columns: expected a list of names, got 'city'"):
         ContextConfig("city")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file: expected a folder, got a file"):
-        new_model().save_pretrained(tmp_path / "file")
+    for path, problem in (("file", "File exists"), ("file/adapters", "Not a directory")):
+        with pytest.raises(UserError, match=rf"{path}: cannot be created \({problem}\)"):
+            new_model().save_pretrained(tmp_path / path)
+        with pytest.raises(UserError, match=rf"{path}: cannot be created \({problem}\)"):
+            new_model(adapt=("factor",)).save_lora(tmp_path / path, {})
 
 
 def test_a_model_gets_adapters_once() -> None:

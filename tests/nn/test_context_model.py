@@ -137,6 +137,14 @@ def test_texts_in_more_contexts_than_basis_tensors_equal_those_without_a_cache(
         assert torch.equal(logits[:, 6:].argmax(2), texts[:, 7:])
 
 
+def test_generation_follows_the_generation_config_of_the_model(tokens: Tensor) -> None:
+    model = new_model()
+    options: dict[str, Any] = {"max_new_tokens": 3, "num_beams": 2, "eos_token_id": None, "pad_token_id": 0}
+    expected = model.generate(tokens, context=CONTEXTS, **options)
+    model.generation_config = transformers.GenerationConfig(**options)
+    assert torch.equal(model.generate(tokens, context=CONTEXTS), expected)
+
+
 def test_samples_of_a_row_have_its_context(tokens: Tensor) -> None:
     model, same = new_model(), tokens[:1].expand(4, -1)
     options: dict[str, Any] = {"do_sample": True, "top_k": 1, "max_new_tokens": 1, "eos_token_id": None}
@@ -358,6 +366,22 @@ def test_adapters_of_a_divided_model_are_on_the_devices_of_their_maps(name: str,
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model(tokens, context=CONTEXTS, labels=tokens).loss.backward()
         assert all(parameter.grad is not None and parameter.grad.device == parameter.device for parameter in trained)
+
+
+def test_an_adapted_output_layer_may_be_on_another_device_than_the_layers_before_it(tokens: Tensor) -> None:
+    processor = new_model("qwen2", target_modules=["q_proj", "lm_head"])
+    expected, state = processor(tokens, context=CONTEXTS).logits, processor.state_dict()
+    with FakeDevice():
+        base = new_base("qwen2")
+        base.lm_head.to(DEVICE)
+        model = get_context_model(base, processor.context_config).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(state[name])
+            logits = model(tokens, context=CONTEXTS).logits
+        assert logits.device == DEVICE
+        torch.testing.assert_close(logits.to("cpu"), expected, atol=1e-5, rtol=1e-5)
 
 
 class HalfLinear(torch.nn.Linear):

@@ -72,6 +72,15 @@ def test_generation_uses_growing_layers_once() -> None:
     assert torch.equal(result.sequences, plain.sequences)
 
 
+def test_a_cache_of_growing_layers_can_be_emptied() -> None:
+    model, cache = new_base("llama"), DynamicCache()
+    tokens = torch.arange(3, 13).view(2, 5)
+    with growing_caches(model):
+        expected = model.generate(tokens, max_new_tokens=4, cache=cache)
+        cache.reset()
+        assert torch.equal(model.generate(tokens, max_new_tokens=4, cache=cache), expected)
+
+
 def test_two_texts_that_continue_one_state_do_not_disturb_each_other(tmp_path: Path) -> None:
     """A state grows in place for the first text that continues it, and is copied for the second one."""
     base_model("llama").save_pretrained(tmp_path / "base")

@@ -4,6 +4,7 @@ import abc
 import asyncio
 import gc
 import platform
+import shutil
 import subprocess
 import sys
 import types
@@ -125,6 +126,11 @@ def test_folders_are_bounded_and_shared_by_names_of_one_context(run: Run, tmp_pa
     assert not second.exists()
     assert loras.find("city=Rome") == second
     assert second.is_dir()
+    shutil.rmtree(tmp_path / "loras")  # as by a cleaner of temporary files
+    assert loras.find("city=Rome") == second
+    assert second.is_dir()
+    assert loras.find("city=Oslo") == first
+    assert first.is_dir()
     del loras
     gc.collect()
     assert not list((tmp_path / "loras").iterdir())

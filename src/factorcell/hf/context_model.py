@@ -43,7 +43,7 @@ from factorcell.hf.context_base import (
     tensors_to_save,
 )
 from factorcell.hf.contexts import ALL_LINEAR, ContextConfig, ContextReader
-from factorcell.hf.lora_files import low_rank_change, write_lora
+from factorcell.hf.lora_files import expert_problem, low_rank_change, write_lora
 from factorcell.io import files
 from factorcell.io.pretrained import HUB_NAME, first_line
 from factorcell.nn.backbones.adapted_modules import (
@@ -222,6 +222,7 @@ class ContextModel(nn.Module):
         check_argument_names(options)
         prompts = (inputs, options.get("input_ids"), options.get("inputs_embeds"))
         adaptation = self.adapt(context, next((tensor for tensor in prompts if tensor is not None), None))
+        self.base.generation_config = self.generation_config  # which may have been set on this model
         if isinstance(contexts := adaptation.contexts, Tensor):
             if adaptation.count == 1:
                 adaptation = Adaptation(self.maps, self.maps.fold(self.maps.condition(contexts)))
@@ -293,12 +294,14 @@ class ContextModel(nn.Module):
         arguments.setdefault("context_fn", checkpoint_contexts)
         self.base.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, **options)
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
         """Call `activation_checkpointing_enable`, whose former name this is.
 
         Without this method, the call would reach the base, whose layers would be computed again without their context.
         """
-        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **options)
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
         """Return the number of trained values and the number of all values."""
@@ -324,10 +327,7 @@ class ContextModel(nn.Module):
         if not is_main_process:
             return
         self._check_adapters()
-        path = Path(folder)
-        if path.is_file():
-            raise UserError(f"{path}: expected a folder, got a file")
-        path.mkdir(parents=True, exist_ok=True)
+        path = files.create_folder(folder)
         base = {"base_model": str(getattr(self.base, "name_or_path", "")), "model_type": self.base.config.model_type}
         files.write_json(path / SCHEMA_FILE, self.schema.to_dict())
         state = self.state_dict() if state_dict is None else state_dict
@@ -353,12 +353,10 @@ class ContextModel(nn.Module):
             raise UserError(f"{trained[0]}: a LoRA cannot store trained weights of the base; use merge_and_unload")
         if any(shift.scale is not None for shift in shifts):
             raise UserError("adapt: a LoRA cannot store the adapter scale; use merge_and_unload")
-        path = Path(folder)
-        if path.is_file():
-            raise UserError(f"{path}: expected a folder, got a file")
-        path.mkdir(parents=True, exist_ok=True)
         changes = list(map(low_rank_change, self.maps.projections, shifts))
-        write_lora(changes, path, base=str(getattr(self.base, "name_or_path", "")))
+        if problem := expert_problem(self.base, changes):
+            raise UserError(f"target_modules: {problem}; use merge_and_unload, or train without these maps")
+        write_lora(changes, files.create_folder(folder), base=str(getattr(self.base, "name_or_path", "")))
 
     def push_to_hub(
         self, repo_id: str, *, token: str | None = None, private: bool | None = None, **options: Any

@@ -211,8 +211,8 @@ class ContextCollator:
                 raise UserError(f"features: {problem}; with the Trainer, set remove_unused_columns=False")
         rows = [{name: feature[name] for name in self._columns} for feature in features]
         inputs = [
-            {name: value for name, value in feature.items() if name not in self._columns and not isinstance(value, str)}
-            for feature in features
+            {key: value for key, value in row.items() if not (key in self._columns or isinstance(value, str | None))}
+            for row in features
         ]
         batch = self.collator(inputs)
         if self._columns:

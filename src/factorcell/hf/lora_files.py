@@ -7,18 +7,21 @@ in PEFT, a change of the bias is a further row of A, of ones, and a further colu
 Shapes: D inputs, O outputs, R rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from factorcell.adapters.adapters import Shift
 from factorcell.errors import UserError
 from factorcell.io import files
 from factorcell.nn.backbones.adapted_modules import Projection
+
+EXPERTS = "gate_up_proj"  # the name of the weights of all experts of a layer in `transformers`
+EXPERT_MAPS = {"gate_proj", "up_proj", "down_proj"}  # names that PEFT reads as those of experts if a base has experts
 
 
 class LowRankChange(NamedTuple):
@@ -41,6 +44,14 @@ def low_rank_change(projection: Projection, shift: Shift) -> LowRankChange:
         left, right = torch.cat([left, left.new_ones(inputs, 1)], dim=1), torch.cat([right, bias[None]])
         bias = None
     return LowRankChange(projection.path, left.T, right.T, bias, projection.is_embedding, projection.is_transposed)
+
+
+def expert_problem(base: nn.Module, changes: Iterable[LowRankChange | Projection]) -> str:
+    """Return why PEFT would not apply the changes of some maps of a base with experts, or an empty text."""
+    names = EXPERT_MAPS.intersection(change.path.rpartition(".")[2] for change in changes)
+    if not names or not any(name.endswith(f".{EXPERTS}") for name, _ in base.named_parameters()):
+        return ""
+    return f"PEFT takes {', '.join(sorted(names))} for experts, because the base has experts"
 
 
 def write_lora(changes: Sequence[LowRankChange], folder: Path, *, base: str) -> None:

@@ -106,6 +106,16 @@ def check_new(folder: str | Path, first_files: Collection[str] = (), *, resumabl
         raise UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
 
 
+def create_folder(folder: str | Path) -> Path:
+    """Create `folder` unless it exists, and return its path; raise `UserError` if it cannot be created."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be created ({error.strerror})") from None
+    return path
+
+
 def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
     """Create `folder`, or empty it except for its lock and hidden files; raise `UserError` if it is not new."""
     folder = Path(folder)
@@ -116,9 +126,9 @@ def create_new_folder(folder: str | Path, first_files: Collection[str] = (), *, 
                 shutil.rmtree(path)
             elif path.name != lock.FILE:
                 path.unlink()
-        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be created ({error.strerror})") from None
+    create_folder(folder)
 
 
 def write_json(path: str | Path, content: Any) -> None:

@@ -403,11 +403,6 @@ class LanguageModel(nn.Module):
         """Return the parameters by name, without those of a pretrained model that is not trained."""
         return {name: value for name, value in self.named_parameters() if name not in self._frozen_names}
 
-    def describe_size(self) -> str:
-        """Return the number of parameters as a text, and how many of them are trained if some are not."""
-        count, trained = self.parameter_count(), self.trained_count()
-        return f"{count:,} parameters" + (f", of which {trained:,} are trained" if trained < count else "")
-
     def trained_count(self) -> int:
         """Return the number of values in the parameters that training can change."""
         return sum(parameter.numel() for parameter in self.own_parameters().values())

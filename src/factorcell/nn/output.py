@@ -363,11 +363,7 @@ class SoftmaxHead(Head):
         return nats.view(targets.shape)
 
     def _bias(
-        self,
-        context_bias: ContextBias,
-        tables: Sequence[Tensor],
-        shared_bias: Tensor,
-        hashed: Tensor | None = None,
+        self, context_bias: ContextBias, tables: Sequence[Tensor], shared_bias: Tensor, hashed: Tensor | None = None
     ) -> Tensor:
         """Return the bias (U,) of U tokens, or its sum with the adapted biases (B, U).
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.errors import UserError, check_choice
 from factorcell.hf.context_base import BIAS_SETTINGS
-from factorcell.hf.lora_files import LowRankChange, low_rank_change, write_lora
+from factorcell.hf.lora_files import LowRankChange, expert_problem, low_rank_change, write_lora
 from factorcell.io import files
 from factorcell.io.extras import import_extra
 from factorcell.io.findings import LOG
@@ -48,8 +48,6 @@ BFLOAT16 = "the base of the run is in bfloat16 (--precision), so the logits diff
 HELD_OUT_SHARE = 0.5  # share of the texts that measure the approximation of the output bias; the others fit it
 PROBE_TOKENS = 8  # length of the text that compares the written model with the run
 MAX_DIFFERENCE = 0.05  # largest difference of probabilities in this text; bfloat16 rounds
-EXPERTS = "gate_up_proj"  # the name of the weights of all experts of a layer in `transformers`
-EXPERT_MAPS = {"gate_proj", "up_proj", "down_proj"}  # names that PEFT reads as those of experts if a base has experts
 GGUF_FILE = "adapter.gguf"
 # Type of a model in `transformers` -> the name of the architecture in GGUF files, and whether llama.cpp stores the rows
 # of the query and key maps in another order.
@@ -341,10 +339,7 @@ def check_run(fixed: FixedContext, *, is_gguf: bool) -> None:
         raise UserError(f"{where}: a LoRA cannot store the adapter scale, whose change has no low rank; use merged")
     if fixed.run.model.specials.end >= fixed.run.tokenizer.known_count:
         raise UserError(f"{where}: its base has no end token, so a LoRA cannot end a text; use merged")
-    has_experts = any(name.endswith(f".{EXPERTS}") for name, _ in fixed.backbone.base.named_parameters())
-    names = {projection.path.rpartition(".")[2] for projection, _ in fixed.maps()}
-    if has_experts and (ambiguous := sorted(names & EXPERT_MAPS)):
-        problem = f"PEFT takes {', '.join(ambiguous)} for experts, because the base has experts"
+    if problem := expert_problem(fixed.backbone.base, (projection for projection, _ in fixed.maps())):
         raise UserError(f"{where}: {problem}; use merged, or train with --target-modules without these maps")
     if is_gguf and (fixed.changes_output_bias or any(shift.bias is not None for _, shift in fixed.maps())):
         problem = "gguf-lora cannot store biases, which concat and the softmax bias change"

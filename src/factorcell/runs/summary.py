@@ -143,7 +143,9 @@ def model_facts(run: Run) -> Iterator[Fact]:
     config = public_config(run.config)
     details += [config.format_options([name]) for name in sizes if name == "rank" or getattr(backbone, name, None)]
     details += ["frozen base in bfloat16"] if getattr(backbone, "is_frozen_in_bfloat16", False) else []
-    yield "model", ", ".join([*details, model.describe_size()])
+    count, trained = model.parameter_count(), model.trained_count()
+    details += [f"{count:,} parameters", *([f"of which {trained:,} are trained"] if trained < count else [])]
+    yield "model", ", ".join(details)
     if model.names is not None:
         yield "names", model.names.describe()
 

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from factorcell.errors import UserError
+from factorcell.io import files
 from factorcell.runs.exporting import export
 from factorcell.runs.run import Run, read_config
 
@@ -62,7 +63,7 @@ class ContextLoras:
                 problem = "a run with concat or an output bias, but vLLM reads no biases of a LoRA"
                 raise UserError(f"{self.run_folder}: expected adapters of weights only, got {problem}")
             run = Run.open(self.run_folder, mixture=False)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            files.create_folder(self.folder)
             for path in self.folder.glob(f"{PREFIX}*@{platform.node()}-*"):
                 if _has_ended(path.name.removeprefix(PREFIX).partition("@")[0]):
                     shutil.rmtree(path, ignore_errors=True)
@@ -79,7 +80,7 @@ class ContextLoras:
             return None
         key = tuple(sorted(context.items()))
         with self._lock:
-            if key not in self._folders:
+            if key not in self._folders or not self._folders[key].is_dir():
                 try:
                     run, folder = self._open()
                     path = folder / hashlib.sha256(repr(key).encode()).hexdigest()[:32]
@@ -90,7 +91,7 @@ class ContextLoras:
                 self._folders[key] = path
             self._folders.move_to_end(key)
             while len(self._folders) > self.count:
-                shutil.rmtree(self._folders.popitem(last=False)[1])
+                shutil.rmtree(self._folders.popitem(last=False)[1], ignore_errors=True)
             return self._folders[key]
 
 

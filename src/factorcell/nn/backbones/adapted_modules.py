@@ -68,10 +68,7 @@ class Adaptation:
     """
 
     def __init__(
-        self,
-        maps: "AdaptedModules",
-        contexts: Tensor | tuple[Shift, ...] = (),
-        is_disabled: bool = False,
+        self, maps: "AdaptedModules", contexts: Tensor | tuple[Shift, ...] = (), is_disabled: bool = False
     ) -> None:
         self.maps, self.contexts, self.is_disabled, self.is_generation = maps, contexts, is_disabled, False
         counts = [len(contexts)] if isinstance(contexts, Tensor) else [shift.context_count() for shift in contexts]
@@ -176,7 +173,7 @@ class Projection(AdaptedLinear):
         count = adaptation.count
         if len(x) % count:
             raise UserError(f"context: expected one, or one for each of {len(x):,} rows, got {count:,}")
-        rows_by_context = x.reshape(count, x.shape[:-1].numel() // count, x.shape[-1])
+        rows_by_context = x.to(self.weight.device).reshape(count, x.shape[:-1].numel() // count, x.shape[-1])
         shift = adaptation.shift(self, rows_by_context.shape[1])
         if self.is_folded_faster(shift, rows_by_context.shape[:2].numel()):
             shift = self.fold_shared(shift)

@@ -23,7 +23,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *arguments: Any, **options: Any) -> tuple[Any, Any]:
         """Append T tokens, and return the keys and values (N, A, S + T, d) of all."""
-        if not self._is_continued or torch.is_grad_enabled():
+        if not (self._is_continued and self.is_initialized) or torch.is_grad_enabled():
             self._is_continued = True
             updated: tuple[Any, Any] = super().update(key_states, value_states, *arguments, **options)
             return updated

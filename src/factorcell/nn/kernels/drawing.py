@@ -88,12 +88,7 @@ TokenRequest = SampleRequest | TopRequest
 
 
 def next_tokens(
-    values: Tensor,
-    table: PackedTable,
-    bias: Tensor,
-    context: Tensor,
-    forbidden: ForbiddenTokens,
-    request: TokenRequest,
+    values: Tensor, table: PackedTable, bias: Tensor, context: Tensor, forbidden: ForbiddenTokens, request: TokenRequest
 ) -> tuple[Tensor, Tensor]:
     """Choose the next tokens of each text.
 

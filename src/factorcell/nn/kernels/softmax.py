@@ -134,11 +134,7 @@ def gradients(
 
 
 def _call(
-    function: str,
-    size_function: str,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    is_bfloat16: bool,
-    **arrays: Tensor | None,
+    function: str, size_function: str, inputs: tuple[Tensor, Tensor, Tensor], is_bfloat16: bool, **arrays: Tensor | None
 ) -> None:
     """Call a compiled `function` of values, table and bias, whose working memory has the size `size_function`."""
     values, table, bias = inputs
