@@ -131,7 +131,7 @@ def test_a_baseline_with_other_tokens_is_reported_before_missing_columns(
     assert main(command) == 2
     error = capsys.readouterr().err
     problem = ": the vocabularies differ, so gains in perplexity cannot be computed"
-    assert error.endswith(f"{problem}, nor bits per byte, because words do not restore the texts\n")
+    assert error.endswith(f"{problem}, nor bits per byte, because tokens do not restore the texts\n")
     assert "--unknown" not in error
     with pytest.raises(UserError, match=f"{problem}; remove --by to compare the whole table in bits per byte"):
         evaluate(other, files.read_rows(folder / "bare.jsonl"), baseline=make_letters(tuple("sea n")), by=["stars"])
@@ -143,7 +143,7 @@ def test_figures_that_cannot_be_compared_are_an_error(folder: Path, capsys: pyte
     run.save_weights({})
     command = ["evaluate", str(folder / "plain"), str(folder / "test.jsonl"), "--baseline", str(run.folder)]
     assert main(command) == 2
-    assert "nor bits per byte, because words do not restore the texts" in capsys.readouterr().err
+    assert "nor bits per byte, because tokens do not restore the texts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,21 @@ def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], p
                 assert variable.deviations[column] == pytest.approx(spread, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("values", "period"), [((1, 2, 3, 4), 4), ((3, 6, 9, 12), 12), ((0, 6, 12, 18), 24), ((1, 2), 2)]
+)
+def test_a_wave_that_is_zero_at_all_values_has_the_deviation_of_equal_values(
+    values: tuple[int, ...], period: int
+) -> None:
+    """In floating point, the sine of a multiple of pi is not 0."""
+    variable = read([*values], f"cyclic={period}").build_variable(Config.of().data)
+    heights = np.sin(np.outer(values, 2 * math.pi * np.arange(1, HARMONICS + 1) / period))
+    is_zero = np.abs(heights).max(0) < 1e-9
+    assert is_zero.any()
+    assert all(variable.deviations[2 * wave] == 1 for wave in np.flatnonzero(is_zero))
+    assert min(variable.deviations) > 0.1
+
+
 def test_the_mean_of_a_periodic_number_is_a_mean_on_a_circle() -> None:
     variable = read(["23:00", "01:00"], "hour").build_variable(Config.of().data)
     assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)

@@ -253,6 +253,9 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("300 texts of 400, sampled at random")
+    files.write_rows(tmp_path / "gaps.jsonl", [*files.read_rows(source), {"text": "", "city": "a", "stars": "1"}])
+    assert main(["advise", str(tmp_path / "gaps.jsonl"), *command[2:], "--rows", "401"]) == 0
+    assert capsys.readouterr().out.startswith("400 texts, ")
     assert any(line.startswith("city: use: expected gain") for line in out)
     assert any(line.startswith("stars: leave out: fewer than two values have enough texts") for line in out)
     assert main([*command, "--json"]) == 0

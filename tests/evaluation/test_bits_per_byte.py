@@ -65,7 +65,7 @@ def test_bytes_are_counted_after_unicode_normalization() -> None:
 def test_words_have_no_bits_per_byte(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert not any(name.startswith("bits") for name in evaluate(run, rows_of(TEXTS)).row)
-    with pytest.raises(UserError, match="nor bits per byte, because words do not restore the texts"):
+    with pytest.raises(UserError, match="nor bits per byte, because tokens do not restore the texts"):
         evaluate(run, rows_of(TEXTS), baseline=make_letters(LETTERS))
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from decimal import Decimal, localcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,17 @@ def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
         np.testing.assert_allclose(-likelihoods[:, column], nats, rtol=1e-5)
 
 
+@pytest.mark.parametrize("context", [("stars",), CONTEXT])
+def test_candidates_may_set_different_variables_in_any_order(context: tuple[str, ...], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", context)
+    corpus, candidates = run.prepare(ROWS), [{"stars": "5"}, {}, {"stars": "1"}]
+    likelihoods = log_likelihoods(run, corpus, candidates)
+    for column, candidate in enumerate(candidates):
+        nats = run.score([{**row, **candidate} for row in ROWS])
+        np.testing.assert_allclose(-likelihoods[:, column], nats, rtol=1e-5)
+    np.testing.assert_allclose(log_likelihoods(run, corpus, candidates[::-1]), likelihoods[:, ::-1], rtol=1e-6)
+
+
 def test_counts_by_another_column_do_not_hide_what_the_model_finds(run: Run) -> None:
     corpus, [city] = run.prepare(ROWS), [variable for variable in run.schema.categories if variable.name == "city"]
     candidates: dict[str, list[dict[str, str]]] = {"stars": [{"stars": "5"}, {"stars": "1"}]}
@@ -49,6 +61,9 @@ def test_counts_by_another_column_do_not_hide_what_the_model_finds(run: Run) -> 
     orders = count_by_value(ngram, corpus, run.schema.categories.index(city), 2)
     run.mixture = Mixture(run.model, run.schema, CountModels(ngram, city, orders, (NGRAM, VALUE)))
     assert np.array_equal(log_likelihoods(run, corpus, candidates["stars"]), neural["stars"])
+    assert log_likelihoods(run, corpus, candidates["stars"], samples=1000).shape == (len(corpus), 2)
+    with pytest.raises(UserError, match="its n-gram mixture computes exact probabilities; omit --samples"):
+        log_likelihoods(run, corpus, candidates["city"], samples=1000)
     mixed = log_likelihoods(run, corpus, candidates["city"])
     assert not np.allclose(mixed, neural["city"])
     for column, candidate in enumerate(candidates["city"]):
@@ -139,6 +154,25 @@ def test_classifying_with_an_unadapted_run_is_an_error(tmp_path: Path) -> None:
         classify(run, ROWS, "city")
     with pytest.raises(UserError, match=r"^plain is not adapted"):
         classify_points(run, ROWS, {"Oslo": {"lat": 59.9, "lon": 10.8}, "Nice": {"lat": 43.7, "lon": 7.3}})
+
+
+def test_priors_are_numbers_of_all_candidates(run: Run) -> None:
+    result = classify(run, ROWS, "stars", priors="uniform")
+    expected = result.with_priors({"5": 3.0, "1": 1.0}).log_posterior
+    numbers: dict[Any, float] = {5: 3.0, 1.0: 1.0}
+    assert np.array_equal(result.with_priors(numbers).log_posterior, expected)
+    with pytest.raises(UserError, match="priors: expected a number for each candidate, got none for 1"):
+        result.with_priors({"5": 3.0})
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(UserError, match="priors: expected numbers of at least 0 that are not all 0"):
+            result.with_priors({"5": 0.0, "1": wrong})
+
+
+def test_points_with_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("name,lat\nOslo,59.9\nNice,43.7\nOslo,59\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"points\.csv: expected each name once, got 3 rows with 2 names"):
+        classification.read_points(path)
 
 
 def test_true_points_are_nearest_by_great_circle(run: Run) -> None:

@@ -37,6 +37,14 @@ def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
         embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars:number")
 
 
+def test_numbers_are_read_in_their_notation() -> None:
+    rows: list[Row] = [
+        {"place": f"v{place}", "price": price} for place, price in ((0, "1.299"), (0, "5.000"), (1, "9,5"))
+    ]
+    column = embeddings.read_column(clouds((3,)), rows, "price:number=comma")
+    assert column == {"v0": (1299 + 5000) / 2, "v1": 9.5}
+
+
 def test_an_uninformative_column_is_an_error() -> None:
     embedded = clouds((3,))
     with pytest.raises(UserError, match="no column 'them'"):

@@ -329,7 +329,7 @@ def run_advise(arguments: argparse.Namespace) -> None:
     result = advise(arguments.table, config, rows=arguments.rows, seed=arguments.seed)
     if arguments.json:
         return terminal.show_json([*result.columns, {"gain": result.gain}])
-    sampling = "" if result.text_count == result.row_count else f" of {result.row_count:,}, sampled at random"
+    sampling = "" if result.row_count <= arguments.rows else f" of {result.row_count:,}, sampled at random"
     size = f"{result.text_count:,} texts{sampling}, {result.targets_per_text:.1f} targets per text"
     terminal.show(f"{size}; gains per {result.unit}")
     terminal.show(f"all columns together: perplexity about {result.gain:.1%} lower")

@@ -142,11 +142,7 @@ class Corpus:
         return Batch(torch.from_numpy(tokens), torch.from_numpy(sizes - 1), self.context(rows), torch.from_numpy(rows))
 
     def batches(
-        self,
-        batch_tokens: int,
-        seed: int | None = None,
-        epoch: int = 0,
-        max_texts: int | None = None,
+        self, batch_tokens: int, seed: int | None = None, epoch: int = 0, max_texts: int | None = None
     ) -> "RowBatches":
         """Divide the rows into batches of texts of similar length.
 

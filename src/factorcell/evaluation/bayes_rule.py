@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from factorcell.data.columns.rows import ResultRows
+from factorcell.data.columns.rows import ResultRows, key_by_category_name
 from factorcell.data.tables.tables import table_name
 from factorcell.errors import UserError
 from factorcell.evaluation.text_figures import Ratios, TextSums, accuracy_sums, prediction_fields
@@ -128,9 +128,13 @@ class Classification:
     def with_priors(self, priors: Mapping[str, float]) -> "Classification":
         """Return a copy with the prior probabilities `priors`, which need not sum to 1.
 
-        Raises a `UserError` unless this classification has a uniform prior and no fitted temperature.
+        Raises a `UserError` unless this classification has a uniform prior and no fitted temperature, and `priors` has
+        a number for each candidate.
         """
-        return self.with_log_prior(to_log_prior([priors[name] for name in self.names]), "specified")
+        weights = key_by_category_name(priors, "priors")
+        if missing := [name for name in self.names if name not in weights]:
+            raise UserError(f"priors: expected a number for each candidate, got none for {missing[0]}")
+        return self.with_log_prior(to_log_prior([weights[name] for name in self.names]), "specified")
 
     def with_log_prior(self, log_prior: Floats, priors: str) -> "Classification":
         """Return a copy with normalized log priors (K,) or (B, K) and their name `priors`, such as "training"."""
@@ -311,6 +315,8 @@ def apply_temperature(log_posterior: Floats, temperature: float, log_prior: Floa
 def to_log_prior(weights: Sequence[float] | NDArray[Any]) -> Floats:
     """Return the log priors (K,) that are proportional to `weights`."""
     values = np.asarray(weights, dtype=np.float64)
+    if not ((values >= 0).all() and 0 < values.sum() < np.inf):
+        raise UserError("priors: expected numbers of at least 0 that are not all 0")
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(values / values.sum()))
 

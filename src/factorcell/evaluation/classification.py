@@ -181,8 +181,8 @@ def _check_combination(run: Run, target: str, calibrate: Any, baseline: LinearCl
 
 def _conditional_prior(run: Run, target: str, source: Any) -> LinearClassifier | None:
     """Return the prior of the target given the other context columns of `source`, if the run has one for them."""
-    priors = linear_classifier.load(run.folder / PRIORS_FILE, run.schema)
-    return linear_classifier.applicable_prior(priors, target, _columns(source))
+    prior, columns = linear_classifier.load(run.folder / PRIORS_FILE, run.schema).get(target), _columns(source)
+    return prior if prior and any(other.source_column in columns for other in prior.others) else None
 
 
 def _candidate_names(run: Run, variable: Variable, values: Sequence[Any]) -> tuple[str, ...]:
@@ -264,6 +264,8 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
             if number is None:
                 raise UserError(f"{path}: {column} of {row['name']} is not a number")
             point[column] = number
+    if len(points) < len(rows):
+        raise UserError(f"{path}: expected each name once, got {len(rows):,} rows with {len(points):,} names")
     return points
 
 

@@ -32,12 +32,7 @@ Candidates = tuple[Tensor, Tensor]  # categories (K, C) and numbers (K, N), with
 
 
 def log_likelihoods(
-    run: Run,
-    corpus: Corpus,
-    candidates: Sequence[Mapping[str, Any]],
-    *,
-    samples: int = 0,
-    proposal: str = "rank",
+    run: Run, corpus: Corpus, candidates: Sequence[Mapping[str, Any]], *, samples: int = 0, proposal: str = "rank"
 ) -> Floats:
     """Compute log p(text given candidate).
 
@@ -61,13 +56,15 @@ def log_likelihoods(
     if not candidates:
         raise UserError("candidates: expected at least one, got none")
     check_adapted(run)
-    _check_not_revealed(run, candidates[0])
-    if samples and run.mixture is not None:
+    for candidate in candidates:
+        _check_not_revealed(run, candidate)
+    predictor, encoded = _predictor(run, candidates), _encode_candidates(run, candidates)
+    if samples and predictor is not run.model:
         raise UserError(f"{run.folder.name}: its n-gram mixture computes exact probabilities; omit --samples")
     sampled_tokens = draw_samples(run, samples, proposal) if samples else None
-    predictor, encoded = _predictor(run, candidates[0]), _encode_candidates(run, candidates)
     log_probs, shared_conditioning = np.zeros((len(corpus), len(candidates))), None
-    other_categories, other_numbers = (encoded[0][0] == -2).cpu().numpy(), (encoded[1][0] == torch.inf).cpu().numpy()
+    is_kept = (encoded[0] == -2).any(0), (encoded[1] == torch.inf).any(0)
+    other_categories, other_numbers = (variables.cpu().numpy() for variables in is_kept)
     other_values = np.concatenate([corpus.categories[:, other_categories], corpus.numbers[:, other_numbers]], axis=1)
     # If the texts differ in no other context value, each candidate has one context, which is computed only once.
     has_other_kinds = bool(corpus.words or corpus.prompts or corpus.vectors)
@@ -109,13 +106,13 @@ def draw_samples(run: Run, count: int, proposal: str = "rank", seed: int = 0) ->
         return proposal_distribution.draw()
 
 
-def _predictor(run: Run, candidate: Mapping[str, Any]) -> Predictor:
-    """Return the mixture of a run; the neural model if the mixture counts by a column that the candidates do not set.
+def _predictor(run: Run, candidates: Sequence[Mapping[str, Any]]) -> Predictor:
+    """Return the mixture of a run; the neural model if the mixture counts by a column that a candidate does not set.
 
     Counts that are equal for all candidates hide the differences that the neural model finds.
     """
     counted = None if run.mixture is None or not run.mixture.counts.orders else run.mixture.counts.variable
-    return run.predictor if counted is None or counted.name in candidate else run.model
+    return run.predictor if counted is None or all(counted.name in each for each in candidates) else run.model
 
 
 def _candidate_nats(

@@ -7,7 +7,7 @@ other columns. Shapes: B texts, K values of the target, F features.
 """
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -81,13 +81,7 @@ class LinearClassifier:
 
     @classmethod
     def fit(
-        cls,
-        train: Corpus,
-        target: str,
-        *,
-        reads_text: bool = True,
-        min_users: int = 0,
-        max_cost: float = np.inf,
+        cls, train: Corpus, target: str, *, reads_text: bool = True, min_users: int = 0, max_cost: float = np.inf
     ) -> "LinearClassifier":
         """Train a classifier on the texts of a corpus that have a value of the target.
 
@@ -310,14 +304,6 @@ def discriminative_classification(test: Corpus, log_posterior: Floats) -> Classi
     target = test.schema.categories[0]
     truth = np.maximum(target_labels(test, target.name), -1)
     return Classification(target.values[1:], log_posterior, truth, LINEAR, truncated=test.truncated)
-
-
-def applicable_prior(
-    priors: Mapping[str, LinearClassifier], target: str, columns: Collection[str]
-) -> LinearClassifier | None:
-    """Return the conditional prior of a target for texts with these context `columns`; None if they have none."""
-    prior = priors.get(target)
-    return prior if prior and any(other.source_column in columns for other in prior.others) else None
 
 
 def training_log_prior(variable: Variable, names: Sequence[str]) -> Floats:

@@ -91,12 +91,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: Scorer,
-    source: Any,
-    *,
-    by: Sequence[str] = (),
-    baseline: Scorer | None = None,
-    unknown: str = "group",
+    run: Scorer, source: Any, *, by: Sequence[str] = (), baseline: Scorer | None = None, unknown: str = "group"
 ) -> Evaluation:
     """Compute the perplexity and the bits per byte of texts, and of groups of the texts by the columns `by`.
 
@@ -138,7 +133,7 @@ def evaluate(
         other_sums = evaluated_baseline.figures["perplexity"]
         row |= {"baseline": baseline.folder.name, **difference_to_baseline(result.figures, evaluated_baseline.figures)}
         if not {BASELINE_GAIN, BASELINE_BITS} & row.keys():
-            problem = "neither perplexities nor bits per byte can be compared, because one has lower-case texts"
+            problem = "neither perplexities nor bits per byte can be compared, because one model has only cut texts"
             raise UserError(f"{baseline.folder} and {run.folder}: {problem}")
         if BASELINE_BITS in row:
             row["bits_per_byte_baseline"] = evaluated_baseline.row["bits_per_byte"]
@@ -155,8 +150,8 @@ def evaluate(
 def _check_comparable(run: Scorer, baseline: Scorer, by: Sequence[str]) -> None:
     """Raise a `UserError` unless a baseline with another vocabulary has figures that can be compared."""
     folders, problem = f"{baseline.folder} and {run.folder}", "the vocabularies differ, so gains in perplexity cannot"
-    if not (baseline.tokenizer.restores_texts and run.tokenizer.restores_texts):
-        raise UserError(f"{folders}: {problem} be computed, nor bits per byte, because words do not restore the texts")
+    if not (baseline.tokenizer.is_lossless and run.tokenizer.is_lossless):
+        raise UserError(f"{folders}: {problem} be computed, nor bits per byte, because tokens do not restore the texts")
     if by:
         raise UserError(f"{folders}: {problem} be computed; remove --by to compare the whole table in bits per byte")
 

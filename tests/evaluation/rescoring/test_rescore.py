@@ -234,6 +234,8 @@ def test_rates_are_sums_of_errors_over_sums_of_words(run: Run) -> None:
         sum(row["errors"] for row in half) / sum(row["words"] for row in half)
     )
     assert by_group["hall", "1"]["gain_low"] <= by_group["hall", "1"]["gain"]
+    numbered = [{**row, "columns": {"speaker": 1000 + index}} for index, row in enumerate(rows)]
+    assert {row["value"] for row in word_error_rates(numbered, ["speaker"])[1:]} <= {str(1000 + n) for n in range(30)}
     assert word_error_rates(rows[:9])[0]["gain_low"] is None
     assert overall["oracle"] <= min(overall["first"], overall["rescored"])
     with pytest.raises(UserError, match=r"unknown column 'hal' .did you mean 'hall'"):

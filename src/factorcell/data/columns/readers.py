@@ -28,13 +28,7 @@ from factorcell.config import HISTORY_COLUMN, DataConfig, WordOptions
 from factorcell.data.columns.context import Ragged
 from factorcell.data.columns.declarations import count_values, describe_notations, read_notations
 from factorcell.data.columns.schema import MISSING, UNKNOWN_VALUE, Variable, wave_parameters
-from factorcell.data.columns.values import (
-    MAX_FLOAT32,
-    category_name,
-    cell_number,
-    is_missing,
-    short_repr,
-)
+from factorcell.data.columns.values import MAX_FLOAT32, category_name, cell_number, is_missing, short_repr
 from factorcell.data.tables.chunks import Table
 from factorcell.data.tokenizers.tokenizer import Specials, Tokenizer, WordTokenizer, without_punctuation
 from factorcell.errors import UserError, nearest_hint, similar_names
@@ -167,7 +161,8 @@ class NumberReader(ColumnReader):
                 high=float(numbers.max()),
             )
         frequencies, phases = map(np.array, wave_parameters(period))
-        wave_values = mapped(lambda block: np.sin(block[:, None] * frequencies + phases), numbers)
+        # Rounded: the sine of a multiple of pi, such as of half a period, is not 0 in floating point.
+        wave_values = mapped(lambda block: np.sin(block[:, None] * frequencies + phases).round(9), numbers)
         means = wave_values.mean(0)
         sine_mean, cosine_mean = means[:2]  # of the first two waves, whose period is `period`
         mean = math.atan2(sine_mean, cosine_mean) * period / (2 * math.pi) % period

@@ -144,13 +144,7 @@ def open_csv(file: Content) -> Table:
             problem = f"a quoted field spans lines that look like rows; if its quotes are text, {QUOTING_HELP}"
             report(Finding("quotes", f"{path} line {suspicious_line}: {problem}"))
 
-    return Table(
-        str(path),
-        names,
-        lambda columns: to_chunks(read_rows(columns), columns),
-        file=file,
-        line_of=line_of,
-    )
+    return Table(str(path), names, lambda columns: to_chunks(read_rows(columns), columns), file=file, line_of=line_of)
 
 
 def _find_delimiter(file: Content, expected: str) -> tuple[str, int]:

@@ -83,10 +83,7 @@ class BpeTokenizer(Tokenizer):
     unit = "piece"
 
     def __init__(
-        self,
-        options: Any,
-        library_tokenizer: "tokenizers.Tokenizer | None" = None,
-        specials: Specials = SPECIAL_IDS,
+        self, options: Any, library_tokenizer: "tokenizers.Tokenizer | None" = None, specials: Specials = SPECIAL_IDS
     ) -> None:
         super().__init__(options)
         self.specials = specials

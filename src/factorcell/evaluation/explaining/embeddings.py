@@ -153,11 +153,12 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> dict[str, A
     for chunk in table.chunks([embeddings.source, name]):
         for value, entry in zip(chunk[embeddings.source], chunk[name], strict=True):
             if not is_missing(value) and not is_missing(entry):
-                entries_by_value.setdefault(category_name(value), Counter())[category_name(entry)] += 1
+                entry = entry if declaration.notation else category_name(entry)
+                entries_by_value.setdefault(category_name(value), Counter())[entry] += 1
     known_entries = {value: entries_by_value[value] for value in embeddings.values if value in entries_by_value}
     if not known_entries:
         raise UserError(f"{table.name}: no row has {name} and a value of {embeddings.source} that the run knows")
-    numbers = {entry: to_number(entry) for entries in known_entries.values() for entry in entries}
+    numbers = {entry: to_number(entry, declaration.notation) for entries in known_entries.values() for entry in entries}
     invalid = next((entry for entry, number in numbers.items() if number is None), None)
     if kind == "number" and invalid is not None:
         raise UserError(f"{table.name}: {name}: expected numbers, got {invalid!r}")

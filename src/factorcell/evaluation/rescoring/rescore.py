@@ -88,11 +88,7 @@ def _read_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any], 
 
 
 def score_hypotheses(
-    model: Run | NGram,
-    nbest: NBest,
-    *,
-    context: Mapping[str, Any] | None = None,
-    unknown: str = "group",
+    model: Run | NGram, nbest: NBest, *, context: Mapping[str, Any] | None = None, unknown: str = "group"
 ) -> NBest:
     """Compute log p(hypothesis given context) of every hypothesis in the context of its utterance.
 
@@ -241,7 +237,8 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = ()) -> list[Row]:
     for name in sorted(by):
         check_choice("column", name, dict.fromkeys(column for row in rows for column in row["columns"]))
         members: dict[tuple[str, str], list[Row]] = {}
-        for row, value in zip(rows, value_groups([row["columns"].get(name) for row in rows]), strict=True):
+        values = value_groups([row["columns"].get(name) for row in rows], has_ranges=False)
+        for row, value in zip(rows, values, strict=True):
             members.setdefault((name, value), []).append(row)
         groups |= sorted(members.items(), key=lambda group: -len(group[1]))
     if not any(row["words"] for row in rows):
