@@ -298,6 +298,6 @@ export class DeviceCompleter {
 }
 
 function checkTime(time: number): number {
-  if (!Number.isFinite(time)) throw new Error(`import: expected the time of a text in Unix seconds, got ${time}`);
+  if (!(typeof time === "number" && time >= 0 && time < 253402300800)) throw new Error(`import: expected the time of a text in Unix seconds, from 1970 to 9999, got ${time}`);
   return Math.floor(time);
 }

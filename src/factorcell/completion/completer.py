@@ -27,7 +27,7 @@ from factorcell.completion.popularity import MIN_PROPOSALS, Suggestion, with_ear
 from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, Stop
 from factorcell.completion.typos import find_corrections, max_typos_for
 from factorcell.data.private_content import is_public
-from factorcell.data.text_folds import check_text, clean_prefix, same_text
+from factorcell.data.text_folds import check_text, clean_prefix, is_valid_text, same_text
 from factorcell.data.tokenizers.bpe import BpeTokenizer
 from factorcell.data.tokenizers.tokenizer import Tokenizer
 from factorcell.errors import UserError
@@ -291,7 +291,8 @@ class Completer:
         Without this test, a search could return a text twice, with different tokens.
         """
         text = self.tokenizer.join(tokens)
-        return same_text(text) if self.tokenizer.split(text) == list(tokens) else None
+        is_canonical = self.tokenizer.split(text) == list(tokens) and is_valid_text(text)
+        return same_text(text) if is_canonical else None
 
     def _suggest_with_typos(self, typed_text: TypedText, k: int, deadline: float, stop: Stop | None) -> Suggestions:
         """Suggest texts with and without typos; the search for texts without typos has half of the time."""

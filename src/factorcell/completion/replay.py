@@ -39,10 +39,7 @@ MIN_TYPED, MIN_REMAINING = 2, 1  # minimum numbers of graphemes of a prefix and 
 SEED = 0  # part of the hash that draws prefixes
 SUGGESTION_COUNT = 10  # number of suggestions that are compared with a text
 # The first number of each range by which queries are grouped; the last range has no end.
-RANGES = {
-    "prefix_length": (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51),
-    "position": (0, 1, 2, 5, 10, 20, 50, 100, 200, 500),
-}
+RANGES = {"prefix_length": (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51), "position": (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)}
 FIGURES = ("mrr", "success_1", "success_10", "saved")
 
 Row = dict[str, Any]

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from factorcell.completion.completer import TypedText
 from factorcell.completion.search import Stop
+from factorcell.config import HISTORY_COLUMN
 from factorcell.data.text_folds import check_text, clean_text
 from factorcell.errors import UserError
 from factorcell.service.learning import Relearner, ServedModel
@@ -159,6 +160,7 @@ class Service:
         is_truncated = model.is_truncated(text, context_values, unknown)
         if reason := self.privacy.withhold_reason(text, context_values):
             return AcceptResult(outcome="withheld", why=reason)
+        context_values.pop(HISTORY_COLUMN, None)  # the saved texts; a copy would keep those that the user forgets
         result = AcceptResult(outcome="paused")  # `change` replaces this value
 
         def change(record: Record) -> Record:
@@ -190,11 +192,7 @@ class Service:
         record = self.store.read(checked_id(user))
         if record is None:
             return None
-        details = {
-            "version": record.version,
-            "accepted": record.last_number,
-            "learned": self.model.has_learned(record),
-        }
+        details = {"version": record.version, "accepted": record.last_number, "learned": self.model.has_learned(record)}
         return msgspec.convert(export_record(record) | details, Profile)
 
     def restore(self, exported_user: Any) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from factorcell.config import HISTORY_COLUMN
 from factorcell.data.columns.values import to_seconds
 from factorcell.data.text_folds import MAX_BYTES, clean_text
 from factorcell.errors import UserError
@@ -230,4 +231,5 @@ def _import_text(number: int, exported_text: ExportedText) -> StoredText:
         expected = "expected Unix seconds or a time such as 2026-11-21T18:30, from 1970 to 9999"
         raise UserError(f"export: text {number:,}: {expected}, got {exported_text.time!r:.30}")
     context = checked_context(exported_text.context)
+    context.pop(HISTORY_COLUMN, None)  # as in `Engine.accept`
     return StoredText(number, clean_text(exported_text.text), math.floor(seconds), context)

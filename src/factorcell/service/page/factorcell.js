@@ -164,7 +164,7 @@
     async #ask(method, path, body, { signal = null, keepalive = false } = {}) {
       const headers = { Accept: "application/json" };
       if (body !== undefined) headers["Content-Type"] = "application/json";
-      if (this.key) headers.Authorization = `Bearer ${this.key}`;
+      if (this.key) headers.Authorization = `Bearer ${encodeURIComponent(this.key)}`;
       const timeoutSignal = AbortSignal.timeout(REQUEST_TIMEOUT);
       try {
         const answer = await fetch(this.url + path, {
@@ -642,6 +642,7 @@
       user       id of the user; without it nothing is learned
       context    {column: value}, the context values of the model
       learn      false for a private session: the user gets suggestions as an unknown user, and nothing is learned
+                 (a completer still suggests what it has learned)
       limit      maximum number of suggestions (8)
       minLength  typed characters before the first request (1)
       deadline   milliseconds for a completion; by default the deadline of the server
