@@ -19,7 +19,9 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import MAX_RATE, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.completion.replay import read_streams
-from factorcell.data.text_folds import MAX_BYTES, check_text, same_text
+from factorcell.config import Config
+from factorcell.data.preparation import prepare
+from factorcell.data.text_folds import MAX_BYTES, check_text, is_valid_text, same_text
 from factorcell.errors import UserError
 from factorcell.runs.run import Run
 from tests.findings import expected_finding
@@ -273,3 +275,14 @@ def test_invalid_rules_are_refused(content: str, message: str, tmp_path: Path) -
     assert message in str(error.value)
     assert str(tmp_path / "completion.json") in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_half_a_surrogate_pair_in_the_vocabulary_is_not_suggested(tmp_path: Path) -> None:
+    """The rows of a program, unlike files, may contain it."""
+    config = Config.of(tokenizer="char", min_count=1, adapt=(), output_bias=(), hidden_size=4, embedding_size=3)
+    corpus = prepare([{"text": text} for text in ("ab\ud83d", "a\ud83db", "abb")], config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    assert "\ud83d" in run.tokenizer.tokens
+    suggestions = Completer(run).complete("a", k=20)
+    assert len(suggestions) > 3
+    assert all(is_valid_text(suggestion.text) for suggestion in suggestions)

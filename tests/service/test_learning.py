@@ -128,3 +128,21 @@ def test_the_service_reads_the_earlier_texts_of_a_user_as_the_library_does(
     assert learned_by_service(service, "ann") == learned_by_library(
         model, [(t, {"city": "Oslo"}) for t in texts[:2] + texts[3:]]
     )
+
+
+def test_no_copy_of_a_text_stays_in_the_context_of_another(
+    open_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = open_service(ServedModel(runs.make_run(tmp_path / "run", prompt_history=2)))
+    service.accept("ann", "abba", context={"city": "Oslo"})
+    service.accept("ann", "cab", context={"city": "Nice", "previous_texts": "abba"})
+    service.forget("ann", "abba")
+    profile = service.show("ann")
+    assert profile is not None
+    assert [(text.text, text.context) for text in profile.texts] == [("cab", {"city": "Nice"})]
+    exported = {"format": 1, "user": "bob", "paused": False}
+    texts = [{"text": "cab", "time": 0, "context": {"city": "Nice", "previous_texts": "abba"}}]
+    service.restore({**exported, "texts": texts})
+    restored = service.show("bob")
+    assert restored is not None
+    assert [text.context for text in restored.texts] == [{"city": "Nice"}]

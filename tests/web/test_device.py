@@ -162,6 +162,10 @@ def test_a_user_moves_to_another_device(play: Play, folder: Path) -> None:
     *_, moved, again = play(folder, [["import", exported], ["vector"], ["export", "ann"]])
     assert moved == vector
     assert [row["text"] for row in again["texts"]] == ["bread", "cake"]
+    for seconds in (1_767_225_600_000, -1, "2026-01-01", None):
+        exported["texts"][0]["time"] = seconds
+        with pytest.raises(DeviceError, match="expected the time of a text in Unix seconds, from 1970 to 9999"):
+            play(folder, [["import", exported]])
 
 
 @pytest.mark.slow
