@@ -31,7 +31,7 @@ from backbone_training import Rows
 from factorcell.adapters.encoder import FROZEN_BASE_STD, ContextEncoder
 from factorcell.config import Config
 from factorcell.data.columns.context import Context
-from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.columns.schema import COLUMN_KINDS, ContextSchema
 from factorcell.hf import ContextConfig, get_context_model, read_names
 from factorcell.io import pretrained
 from factorcell.nn.backbones.adapted_modules import linear_maps
@@ -41,7 +41,7 @@ SKILLS = 4  # LoRAs that the tasks of Poly mix
 MIN_TASK_TEXTS = 20  # tasks with fewer training texts share the task 0
 EVALUATION_TOKENS = 1000  # tokens of a batch of an evaluation, with padding
 VECTOR_SIZE = 32  # numbers of the vector of a name
-NAMES, VALUES = "names", "values"  # what a method reads before each text
+NAMES, CATEGORIES, VALUES = "names", "categories", "values"  # what a method reads before each text
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class StagedMethod:
 
     Attributes:
         kind: context, lora, separate, poly, or head.
-        reads: names: those of frequent values, as `train --base` reads them; values: all values, numbers too; or empty.
+        reads: names: frequent values and numbers, as `train --base` reads them; categories: the same without numbers;
+            values: all values, rare ones and identifiers too; or empty.
         options: Options of `ContextConfig`.
         size: The option of `ContextConfig` that is fitted to the number of trained values of the default.
         learning_rates: Three learning rates; the first trainings have the middle one.
@@ -74,6 +75,8 @@ class StagedMethod:
         """Return whether the method is possible, and differs from the default, on a data set."""
         if self.kind in ("separate", "head"):
             return bool(data_set.target)
+        if self.reads == CATEGORIES:
+            return bool(data_set.numbers)
         if "min_count" in self.options:
             return bool(data_set.categories)
         needs_names = self.has_name_vectors or (self.kind == "lora" and self.reads == NAMES)
@@ -330,8 +333,10 @@ def new_reader(reads: str, data_set: StagedSet, schema: ContextSchema) -> Callab
     """Return the function that returns what is read before each text, or None."""
     if reads == VALUES:
         return lambda rows: [value_text(data_set, row, data_set.columns) for row in rows]
-    variables = tuple(each for each in schema.categories if each.source_column not in data_set.identifiers)
-    if reads != NAMES or not variables:
+    kinds = ("category",) if reads == CATEGORIES else COLUMN_KINDS
+    named = [each for each in schema.named_variables() if each.kind in kinds]
+    variables = tuple(each for each in named if each.source_column not in data_set.identifiers)
+    if reads not in (NAMES, CATEGORIES) or not variables:
         return None
     return partial(read_names, schema=ContextSchema(variables))
 

@@ -271,9 +271,10 @@ def test_what_is_read_before_a_text_is_not_predicted(base: Base) -> None:
 def test_the_default_reads_names_but_no_identifiers() -> None:
     rows = text_rows(40)
     schema = ContextConfig(SET.declarations, min_count=5).fit(rows).schema
-    readers = {reads: new_reader(reads, SET, schema) for reads in ("values", "names", "")}
+    readers = {reads: new_reader(reads, SET, schema) for reads in ("values", "names", "categories", "")}
     texts = {reads: None if read is None else read(rows[:1])[0] for reads, read in readers.items()}
-    assert texts == {"values": "section: sea\nuser: sea:user00\nyear: 1900\n", "names": "section: sea\n", "": None}
+    expected = {"values": "section: sea\nuser: sea:user00\nyear: 1900\n", "names": "section: sea\nyear: 1900\n"}
+    assert texts == {**expected, "categories": "section: sea\n", "": None}
     assert new_reader("names", DECADES, schema=ContextConfig(DECADES.declarations).fit(rows).schema) is None
 
 

@@ -101,9 +101,10 @@ def test_names_are_those_of_the_schema() -> None:
     assert read_names({"label": data["label"]}, schema) == read_names(data, schema)
     frame = pandas.DataFrame({"stars": [5, 1, None, 5], "city": ["Oslo", "Rome", "Oslo", None], "age": [1.5, 2, 3, 4]})
     schema = ContextConfig(["stars:category", "city", "age:number"], min_count=2).fit(frame).schema
-    expected = ["stars: 5\ncity: Oslo\n", "stars:\ncity:\n", "stars:\ncity: Oslo\n", "stars: 5\ncity:\n"]
+    names = ["stars: 5\ncity: Oslo\n", "stars:\ncity:\n", "stars:\ncity: Oslo\n", "stars: 5\ncity:\n"]
+    expected = [name + f"age: {age}\n" for name, age in zip(names, ("1.5", "2", "3", "4"), strict=True)]
     assert read_names(frame, schema) == expected
-    assert read_names([{"stars": 5, "city": "Bern", "age": None}], schema) == ["stars: 5\ncity:\n"]
+    assert read_names([{"stars": 5, "city": "Bern", "age": None}], schema) == ["stars: 5\ncity:\nage:\n"]
     assert read_names(ROWS[:2], ContextSchema()) == ["", ""]
 
 

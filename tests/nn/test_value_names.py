@@ -27,14 +27,22 @@ ADAPTATIONS: list[dict[str, Any]] = [
     {"adapt": ("names", "factor", "concat"), "output_bias": ("low_rank", "hash")},
     {"adapt": ("prefix", "names"), "output_bias": ()},
     {"adapt": ("names",), "output_bias": (), "context": ("city", "stars", "title:prompt")},
+    {"adapt": ("names", "factor"), "output_bias": (), "context": ("lat:number", "city", "lon:longitude", "stars")},
+    {"adapt": ("names",), "output_bias": (), "context": ("lat:number", "lon:longitude")},
 ]
+PLACES = ((59.9139, 10.75), (None, 286.01), (-3, None), (12_345.6, -74.0))
+PLACE_NAMES = ((" 59.91", " 10.75"), ("", " -73.99"), (" -3", ""), (" 12350", " -74"))
 
 
 def make_rows() -> list[dict[str, Any]]:
     """Return rows in which Rome is rare."""
     cities, stars = itertools.cycle(CITIES[:3]), itertools.cycle(STARS)
     rows = [{"text": text, "city": next(cities), "stars": next(stars), "title": "sea", "user": "u"} for text in TEXTS]
-    return [*rows, *rows, {"text": "Rome", "city": "Rome", "stars": "5", "title": "", "user": "v"}]
+    rows = [*rows, *rows, {"text": "Rome", "city": "Rome", "stars": "5", "title": "", "user": "v"}]
+    places = itertools.cycle(enumerate(PLACES))
+    return [
+        {**row, "place": place, "lat": lat, "lon": lon} for row, (place, (lat, lon)) in zip(rows, places, strict=False)
+    ]
 
 
 def make(folder: Path, **options: Any) -> Run:
@@ -49,16 +57,18 @@ def batch_of(run: Run, rows: list[dict[str, Any]]) -> Batch:
     return run.prepare(rows).batch(np.arange(len(rows)))
 
 
-def names_of(row: dict[str, Any]) -> str:
-    """Return the names of a row as the documentation defines them."""
+def names_of(run: Run, row: dict[str, Any]) -> str:
+    """Return the names of a row as the documentation defines them: those of categories, then those of numbers."""
     values = {"city": None if row["city"] == "Rome" else row["city"], "stars": row["stars"]}
-    return "".join(f"{column}:{'' if value is None else f' {value}'}\n" for column, value in values.items())
+    names = {column: "" if value is None else f" {value}" for column, value in values.items()}
+    names |= dict(zip(("lat", "lon"), PLACE_NAMES[row["place"]], strict=True))
+    return "".join(f"{column}:{name}\n" for column, name in names.items() if column in run.schema.columns())
 
 
 def nats_after_names(run: Run, row: dict[str, Any]) -> list[float]:
     """Compute the nats of the targets of a text, with the names and the prompt as the beginning of the same text."""
     specials, encode = run.tokenizer.specials, run.tokenizer.encode
-    prompts = [names_of(row), *([row["title"]] if run.schema.prompts else [])]
+    prompts = [names_of(run, row), *([row["title"]] if run.schema.prompts else [])]
     ids = [token for prompt in prompts if prompt for token in (specials.start, *encode(prompt))]
     names, run.model.names = run.model.names, None
     conditioning = run.model.condition(batch_of(run, [{**row, "title": ""}]).context)
@@ -111,13 +121,15 @@ def test_a_name_has_at_most_max_prompt_tokens_with_its_column(tmp_path: Path, mo
     assert run.model.names(context).ids.tolist() == expected
 
 
-def test_names_of_users_and_of_numbers_are_not_read(tmp_path: Path) -> None:
+def test_names_of_users_are_not_read(tmp_path: Path) -> None:
     columns = {"context": ("city",), "user": "user", "min_user_count": 1}
     run = make(tmp_path / "run", **columns)
     context = run.read([""], [{"city": "Oslo", "user": "u"}]).context(np.array([0]))
     assert run.model.names is not None
     assert run.model.names(context).ids[1:].tolist() == run.tokenizer.encode("city: Oslo\n")
-    with pytest.raises(UserError, match=r"adapt names: expected a category as context, apart from users, got user \("):
+    with pytest.raises(
+        UserError, match=r"adapt names: expected a category or a number as context, apart from users, got user \("
+    ):
         make(tmp_path / "users", **{**columns, "context": ()})
     with pytest.raises(UserError, match="adapt names: each value of city has fewer than 100 texts; lower min_context_"):
         make(tmp_path / "rare", context=("city",), min_context_count=100)

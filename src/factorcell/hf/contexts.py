@@ -10,13 +10,13 @@ from factorcell.data.columns.columns import ContextColumns
 from factorcell.data.columns.context import Context
 from factorcell.data.columns.declarations import parse_column
 from factorcell.data.columns.rows import is_row, to_rows
-from factorcell.data.columns.schema import ContextSchema
+from factorcell.data.columns.schema import NAMED_NUMBER_KINDS, ContextSchema
 from factorcell.data.table_findings import CONTEXTS, number_findings
 from factorcell.data.tables.chunks import Chunk, Table, class_name
 from factorcell.data.tables.tables import feature_classes, open_table
 from factorcell.errors import UserError, check_choice
 from factorcell.io.findings import Finding, report
-from factorcell.nn.language_model import name_line
+from factorcell.nn.language_model import name_lines
 from factorcell.options.columns import Column, column_texts
 from factorcell.options.limits import MAX_FLOAT, Limits, is_names, make_plain
 
@@ -125,7 +125,7 @@ class ContextConfig:
 
 
 def read_names(source: Any, schema: ContextSchema) -> list[str]:
-    """Return the names of the category values of each row as text, with a line such as "city: Oslo" for each column.
+    """Return the categories and numbers of each row as text, with a line such as "city: Oslo" for each column.
 
     A pretrained model that reads them before a text knows what they mean. Rare, missing and new values have an empty
     name, "city:", which a model that was trained with names has therefore read.
@@ -135,13 +135,13 @@ def read_names(source: Any, schema: ContextSchema) -> list[str]:
         schema: The context variables.
 
     Returns:
-        The text of each row, which ends with a line feed, or is empty if no column is a category.
+        The text of each row, which ends with a line feed, or is empty if no column is a category or a number.
 
     Raises:
         UserError: A column is missing or has an invalid value.
     """
-    values = ContextReader(schema).read_table(source).categories.clamp(min=0).tolist()  # a missing value becomes rare
-    return ["".join(map(name_line, schema.categories, row)) for row in values]
+    variables = (*schema.categories, *schema.of_kinds(*NAMED_NUMBER_KINDS))
+    return name_lines(schema, variables, ContextReader(schema).read_table(source))
 
 
 class ContextReader:

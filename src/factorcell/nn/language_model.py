@@ -7,6 +7,7 @@ Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -33,6 +34,7 @@ from factorcell.nn.output import ContextBias, Head, HeadSizes, RowValues, Sample
 
 MAX_STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 MAX_CONTEXT_VALUES = 2**28  # largest number of values of the contexts of the texts that are scored at once
+MAX_NUMBER_TOKENS = 8  # of a number that is read as text
 
 BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone, "huggingface": HuggingFaceBackbone}
 HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
@@ -76,9 +78,9 @@ def head_class(kind: str) -> type[Head]:
 
 
 class ValueNames(nn.Module):
-    """The names of category values as text that a language model reads before each text, like a prompt.
+    """The values of categories and numbers as text that a language model reads before each text, like a prompt.
 
-        s stars: 5 city: Oslo s text        s is the start token; a line feed follows each value
+        s city: Oslo stars: 5 s text        s is the start token; a line feed follows each value
 
     Rare, unknown and missing values have an empty name, so that all texts begin alike: a model that never read a text
     without names would predict it badly.
@@ -94,60 +96,97 @@ class ValueNames(nn.Module):
     def __init__(
         self, schema: ContextSchema, tokenizer: Tokenizer, variables: Sequence[Variable], max_tokens: int
     ) -> None:
-        """Tokenize the names of some categories of `schema`, of each at most the first `max_tokens` with its column."""
+        """Tokenize the names of some variables of `schema`, of each at most the first `max_tokens` with its column."""
         super().__init__()
+        self.schema, self.variables, self.tokenizer, self.max_tokens = schema, variables, tokenizer, max_tokens
+        categories = [variable for variable in variables if variable.kind == "category"]
+        self.numbers = [variable for variable in variables if variable.kind != "category"]
+        self.number_ids: dict[str, list[int]] = {}  # of the lines of numbers
         lines: list[Sequence[int]] = [(tokenizer.specials.start,)]
         first_rows, self.max_length = [], 1  # for each category, the row of its unknown value
-        for variable in variables:
+        for variable in categories:
             first_rows.append(len(lines))
-            split_lines = tokenizer.split_all([name_line(variable, value) for value in range(len(variable.values))])
-            lines += [tokenizer.encode(tokens)[:max_tokens] for tokens in split_lines]
+            lines += self.encode([name_line(variable, value) for value in range(len(variable.values))])
             self.max_length += max(map(len, lines[first_rows[-1] :]))
+        without_numbers = self.encode([name_line(variable, math.nan) for variable in self.numbers])
+        self.max_length += sum(len(ids) + MAX_NUMBER_TOKENS for ids in without_numbers)
         sizes = torch.tensor(list(map(len, lines)))
         # The table follows from the schema and the tokenizer, so run folders do not store it.
         self.register_buffer("ids", torch.tensor([token for line in lines for token in line]), persistent=False)
         self.register_buffer("offsets", F.pad(sizes.cumsum(0), (1, 0)), persistent=False)
-        self.register_buffer("first_rows", torch.tensor(first_rows), persistent=False)
-        self.variables, self.columns = variables, [schema.categories.index(variable) for variable in variables]
+        self.register_buffer("first_rows", torch.tensor(first_rows, dtype=torch.int64), persistent=False)
+        self.columns = [schema.categories.index(variable) for variable in categories]
+
+    def encode(self, lines: Sequence[str]) -> list[Sequence[int]]:
+        """Return the tokens of lines."""
+        return [self.tokenizer.encode(tokens)[: self.max_tokens] for tokens in self.tokenizer.split_all(lines)]
 
     def forward(self, context: Context) -> IdLists:
         """Return the tokens of the names of B texts, after a start token."""
         values = context.categories[:, self.columns].clamp(min=0)  # a missing value is read as the unknown one
         rows = F.pad(values + self.first_rows, (1, 0), value=0)  # row 0 of the table of lines is the start token
         lists = IdLists(self.ids, self.offsets)[rows.flatten()]
-        return IdLists(lists.ids, lists.offsets[:: rows.shape[1]])
+        names = IdLists(lists.ids, lists.offsets[:: rows.shape[1]])
+        return names.join(self.encode_numbers(context)) if self.numbers else names
+
+    def encode_numbers(self, context: Context) -> IdLists:
+        """Return the tokens of the numbers of B texts."""
+        lines = [name_lines(self.schema, [variable], context) for variable in self.numbers]
+        new = list(dict.fromkeys(line for column in lines for line in column if line not in self.number_ids))
+        self.number_ids |= dict(zip(new, map(list, self.encode(new)), strict=True))
+        rows = [[token for line in row for token in self.number_ids[line]] for row in zip(*lines, strict=True)]
+        ids = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+        offsets = F.pad(torch.tensor([len(row) for row in rows]).cumsum(0), (1, 0))
+        return IdLists(ids, offsets).to(self.ids.device)
 
     def describe(self) -> str:
         """Return a one-line description with an example."""
-        example = json.dumps("".join(name_line(variable, 1) for variable in self.variables), ensure_ascii=False)
+        values = [1 if variable.kind == "category" else variable.mean for variable in self.variables]
+        example = json.dumps("".join(map(name_line, self.variables, values)), ensure_ascii=False)
         return f"names read before each text, such as {example}; rare and missing values have empty names"
 
     def texts(self, context: Context) -> list[str]:
         """Return the names of B texts as text."""
-        rows = context.categories[:, self.columns].clamp(min=0).tolist()
-        return ["".join(map(name_line, self.variables, values)) for values in rows]
+        return name_lines(self.schema, self.variables, context)
 
 
-def name_line(variable: Variable, value: int) -> str:
-    """Return the line of the value at the index `value` of a category; its name is empty if it is unknown."""
-    return f"{variable.source_column}: {variable.values[value]}\n" if value else f"{variable.source_column}:\n"
+def name_lines(schema: ContextSchema, variables: Sequence[Variable], context: Context) -> list[str]:
+    """Return the lines of some variables for each of B texts."""
+    columns = [
+        context.categories[:, schema.categories.index(variable)].clamp(min=0)  # a missing value is the unknown one
+        if variable.kind == "category"
+        else context.numbers[:, schema.numbers.index(variable)]
+        for variable in variables
+    ]
+    rows = zip(*(column.tolist() for column in columns), strict=True) if columns else [()] * len(context)
+    return ["".join(map(name_line, variables, values)) for values in rows]
+
+
+def name_line(variable: Variable, value: float) -> str:
+    """Return the line of a number, or of the value at the index `value` of a category; it is empty if it is unknown."""
+    if variable.kind == "category":
+        name = variable.values[int(value)] if value else ""
+    else:
+        value -= variable.period if variable.period and value > variable.period / 2 else 0.0  # 286 is longitude -74
+        name = f"{float(f'{value:.4g}'):.15g}" if math.isfinite(value) else ""
+    return f"{variable.source_column}: {name}\n" if name else f"{variable.source_column}:\n"
 
 
 def find_names(config: Config, schema: ContextSchema, tokenizer: Tokenizer) -> ValueNames | None:
     """Return the names that a model with this config and schema reads; None if it reads none.
 
     Names of users are not read, because a new user has none. If the config requires names, and no context column is a
-    category with frequent values, raise `UserError`.
+    category with frequent values or a number, raise `UserError`.
     """
     if NAMES not in config.model.adapt or not schema.embedded.variables:
         return None
-    if variables := schema.named_categories(config.data.user):
+    if variables := schema.named_variables(config.data.user):
         return ValueNames(schema, tokenizer, variables, config.data.max_prompt_tokens)
     if categories := [variable for variable in schema.categories if variable.source_column != config.data.user]:
         names, count = ", ".join(variable.name for variable in categories), f"{categories[0].min_count:,}"
         raise UserError(f"adapt {NAMES}: each value of {names} has fewer than {count} texts; lower min_context_count")
     others = ", ".join(variable.describe() for variable in schema.variables)
-    raise UserError(f"adapt {NAMES}: expected a category as context, apart from users, got {others}")
+    raise UserError(f"adapt {NAMES}: expected a category or a number as context, apart from users, got {others}")
 
 
 class LanguageModel(nn.Module):

@@ -106,7 +106,7 @@ class TableFacts:
     texts_per_value: float = 0.0  # mean number of texts per value of the column with the most values
     dev_targets: int = 0
     has_users: bool = False  # whether the table names the users who wrote the texts
-    has_names: bool = False  # whether a column, apart from that of the users, is a category with frequent values
+    has_names: bool = False  # whether a model can read a column, apart from that of the users, as text
 
     @classmethod
     def of(cls, corpus: Corpus, dev: Corpus, *, user: str = "") -> "TableFacts":
@@ -120,7 +120,7 @@ class TableFacts:
             texts_per_value=len(corpus) / max_values if max_values else 0.0,
             dev_targets=dev.target_count,
             has_users=len(corpus.users) > 0,
-            has_names=bool(corpus.schema.named_categories(user)),
+            has_names=bool(corpus.schema.named_variables(user)),
         )
 
     @property

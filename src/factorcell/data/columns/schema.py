@@ -23,6 +23,7 @@ EXPECTED_READING = "read as the expected value of the column"  # clause of notic
 # The periods of the periodic kinds, except that of the kind cyclic, which the user sets.
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
 NUMBER_KINDS = ("number", *PERIODS, "cyclic")
+NAMED_NUMBER_KINDS = ("number", "longitude")  # those of which a model can read the number as text
 # The notations of the cells of each kind that is read as a number, in addition to cells that can mean one thing only
 NOTATIONS = {kind: TIME_NOTATIONS if kind in TIME_KINDS else tuple(NUMBER_NOTATIONS) for kind in NUMBER_KINDS}
 COLUMN_KINDS = ("category", *NUMBER_KINDS, "text", "prompt", "vector")
@@ -161,9 +162,10 @@ class ContextSchema:
         """The schema of the variables that have embeddings: all except prompts, which the language model reads."""
         return ContextSchema(self.of_kinds(*(kind for kind in COLUMN_KINDS if kind != "prompt")))
 
-    def named_categories(self, user: str) -> list[Variable]:
-        """Return the categories with frequent values, whose names a model can read, without the column `user`."""
-        return [variable for variable in self.categories if not variable.is_all_rare and variable.source_column != user]
+    def named_variables(self, user: str = "") -> tuple[Variable, ...]:
+        """Return the variables that a model can read as text: frequent categories without `user`, and numbers."""
+        named = [each for each in self.categories if not each.is_all_rare and each.source_column != user]
+        return (*named, *self.of_kinds(*NAMED_NUMBER_KINDS))
 
     def variable(self, name: str) -> Variable:
         """Return a variable by its name; raise `UserError` if there is none."""
