@@ -95,10 +95,10 @@ FAULTS = [
     Fault("service/record.py", "saved.time >= cutoff", "saved.time > cutoff", "service/test_retention.py"),
     Fault("service/record.py", "len(MAGIC) + 1", "len(MAGIC)", "service/test_record.py"),
     Fault(
-        "hf/contexts.py",
-        "categories.clamp(min=0)",
-        "categories",
-        "nn/test_context_inputs.py nn/test_context_model.py nn/test_spelling.py",
+        "nn/language_model.py",
+        "schema.categories.index(variable)].clamp(min=0)",
+        "schema.categories.index(variable)]",
+        "nn/test_context_inputs.py nn/test_value_names.py",
     ),
     Fault(
         "completion/popularity.py",

@@ -334,8 +334,8 @@ def new_reader(reads: str, data_set: StagedSet, schema: ContextSchema) -> Callab
     if reads == VALUES:
         return lambda rows: [value_text(data_set, row, data_set.columns) for row in rows]
     kinds = ("category",) if reads == CATEGORIES else COLUMN_KINDS
-    named = [each for each in schema.named_variables() if each.kind in kinds]
-    variables = tuple(each for each in named if each.source_column not in data_set.identifiers)
+    readable = [each for each in schema.named_variables() if each.kind in kinds]
+    variables = tuple(each for each in readable if each.source_column not in data_set.identifiers)
     if reads not in (NAMES, CATEGORIES) or not variables:
         return None
     return partial(read_names, schema=ContextSchema(variables))

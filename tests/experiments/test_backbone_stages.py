@@ -275,7 +275,11 @@ def test_the_default_reads_names_but_no_identifiers() -> None:
     texts = {reads: None if read is None else read(rows[:1])[0] for reads, read in readers.items()}
     expected = {"values": "section: sea\nuser: sea:user00\nyear: 1900\n", "names": "section: sea\nyear: 1900\n"}
     assert texts == {**expected, "categories": "section: sea\n", "": None}
-    assert new_reader("names", DECADES, schema=ContextConfig(DECADES.declarations).fit(rows).schema) is None
+    decades = ContextConfig(DECADES.declarations).fit(rows).schema
+    assert new_reader("categories", DECADES, decades) is None
+    read_numbers = new_reader("names", DECADES, decades)
+    assert read_numbers is not None
+    assert read_numbers(rows[:1]) == ["year: 1900\n"]
 
 
 def test_the_number_of_trained_values_is_that_of_the_model(base: Base) -> None:

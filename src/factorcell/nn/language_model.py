@@ -132,8 +132,8 @@ class ValueNames(nn.Module):
     def encode_numbers(self, context: Context) -> IdLists:
         """Return the tokens of the numbers of B texts."""
         lines = [name_lines(self.schema, [variable], context) for variable in self.numbers]
-        new = list(dict.fromkeys(line for column in lines for line in column if line not in self.number_ids))
-        self.number_ids |= dict(zip(new, map(list, self.encode(new)), strict=True))
+        unread = list(dict.fromkeys(line for column in lines for line in column if line not in self.number_ids))
+        self.number_ids |= dict(zip(unread, map(list, self.encode(unread)), strict=True))
         rows = [[token for line in row for token in self.number_ids[line]] for row in zip(*lines, strict=True)]
         ids = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
         offsets = F.pad(torch.tensor([len(row) for row in rows]).cumsum(0), (1, 0))

@@ -87,8 +87,8 @@ def read_model(folder: Path, has_words: bool = False) -> Row:
 
 def _typical_words(run: Run) -> Iterator[Row]:
     """Yield the words that the most frequent values of the first category raise and lower; users have none."""
-    named = run.schema.named_variables(run.config.data.user)
-    categories = [variable for variable in named if variable.kind == "category"]
+    variables = run.schema.named_variables(run.config.data.user)
+    categories = [variable for variable in variables if variable.kind == "category"]
     if not (categories and run.config.model.output_bias) or run.tokenizer.is_character_level:
         return
     variable = categories[0]

@@ -163,9 +163,9 @@ class ContextSchema:
         return ContextSchema(self.of_kinds(*(kind for kind in COLUMN_KINDS if kind != "prompt")))
 
     def named_variables(self, user: str = "") -> tuple[Variable, ...]:
-        """Return the variables that a model can read as text: frequent categories without `user`, and numbers."""
-        named = [each for each in self.categories if not each.is_all_rare and each.source_column != user]
-        return (*named, *self.of_kinds(*NAMED_NUMBER_KINDS))
+        """Return what a model can read as text: categories with frequent values, except `user`, and numbers."""
+        categories = [each for each in self.categories if not each.is_all_rare and each.source_column != user]
+        return (*categories, *self.of_kinds(*NAMED_NUMBER_KINDS))
 
     def variable(self, name: str) -> Variable:
         """Return a variable by its name; raise `UserError` if there is none."""
