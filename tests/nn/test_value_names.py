@@ -30,8 +30,8 @@ ADAPTATIONS: list[dict[str, Any]] = [
     {"adapt": ("names", "factor"), "output_bias": (), "context": ("lat:number", "city", "lon:longitude", "stars")},
     {"adapt": ("names",), "output_bias": (), "context": ("lat:number", "lon:longitude")},
 ]
-PLACES = ((59.9139, 10.75), (None, 286.01), (-3, None), (12_345.6, -74.0))
-PLACE_NAMES = ((" 59.91", " 10.75"), ("", " -73.99"), (" -3", ""), (" 12350", " -74"))
+PLACES = ((59.9139, 10.75), (None, 286.01), (-3, None), (12_345.6, -74.0), (-0.0, 180))
+PLACE_NAMES = ((" 59.91", " 10.75"), ("", " -73.99"), (" -3", ""), (" 12350", " -74"), (" 0", " 180"))
 
 
 def make_rows() -> list[dict[str, Any]]:

@@ -168,7 +168,7 @@ def name_line(variable: Variable, value: float) -> str:
         name = variable.values[int(value)] if value else ""
     else:
         value -= variable.period if variable.period and value > variable.period / 2 else 0.0  # 286 is longitude -74
-        name = f"{float(f'{value:.4g}'):.15g}" if math.isfinite(value) else ""
+        name = f"{float(f'{value:.4g}') + 0.0:.15g}" if math.isfinite(value) else ""
     return f"{variable.source_column}: {name}\n" if name else f"{variable.source_column}:\n"
 
 
