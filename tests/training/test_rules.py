@@ -99,7 +99,9 @@ def test_facts_describe_the_table() -> None:
     assert facts.texts_per_value == pytest.approx(10 / 3)
     assert TableFacts.of(prepare(ROWS, Config.of(tokenizer="char")), dev).is_character_level
     assert facts.has_names
-    assert not TableFacts.of(prepare(ROWS, data.with_options(min_context_count=50)), dev).has_names  # all are rare
+    rare = data.with_options(min_context_count=50)
+    assert TableFacts.of(prepare(ROWS, rare), dev).has_names  # the numbers
+    assert not TableFacts.of(prepare(ROWS, rare.with_options(context=("city", "stars"))), dev).has_names
 
 
 def test_models_of_characters_with_users_can_learn_new_users() -> None:
