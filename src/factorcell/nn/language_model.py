@@ -163,7 +163,7 @@ def name_lines(schema: ContextSchema, variables: Sequence[Variable], context: Co
 
 
 def name_line(variable: Variable, value: float) -> str:
-    """Return the line of a number, or of the value at the index `value` of a category; it is empty if it is unknown."""
+    """Return the line of a number, or of the value at an index of a category, without a name if it is unknown."""
     if variable.kind == "category":
         name = variable.values[int(value)] if value else ""
     else:

@@ -231,5 +231,5 @@ def _import_text(number: int, exported_text: ExportedText) -> StoredText:
         expected = "expected Unix seconds or a time such as 2026-11-21T18:30, from 1970 to 9999"
         raise UserError(f"export: text {number:,}: {expected}, got {exported_text.time!r:.30}")
     context = checked_context(exported_text.context)
-    context.pop(HISTORY_COLUMN, None)  # as in `Engine.accept`
+    context.pop(HISTORY_COLUMN, None)  # as in `Service.accept`
     return StoredText(number, clean_text(exported_text.text), math.floor(seconds), context)
